@@ -1,1 +1,1 @@
-"""What the processes share: run directories, events, commands and the queue. Standard library only."""
+"""Define what Impasto's processes share: run directories, events, commands, the queue. Standard library only."""

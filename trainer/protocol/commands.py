@@ -1,8 +1,8 @@
-"""Commands to a running engine: one file per command, moved to `commands/done/` with its outcome.
+"""Send commands to a running engine: one file per command, moved to `commands/done/` with its outcome.
 
-A command is pending while its file is in `commands/`. The engine claims it by renaming the file into
+A command is pending while its file is in `commands/`. The engine claims it by moving the file to
 `commands/accepted/`, carries it out, and writes the file with the outcome to `commands/done/`. To withdraw a pending
-command, a process claims it in the same way and finishes it with the outcome "withdrawn". A rename succeeds only once,
+command, a process claims it in the same way and finishes it with the outcome "withdrawn". A move succeeds only once,
 so a command is either carried out or withdrawn, never both. The functions take the folder `RunDirectory.commands`.
 """
 
@@ -52,7 +52,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Result of a command; `detail` is a sentence, or the file that was written."""
+    """Result of a command; `detail` is a sentence, or the name of the file that was written."""
 
     outcome: CommandOutcome
     detail: str
@@ -68,7 +68,7 @@ def send(folder: Path, name: CommandName, arguments: Mapping[str, object] | None
 
 
 def pending(folder: Path) -> list[Command]:
-    """Return the pending commands, oldest first; answer "refused" to files that are not commands.
+    """Return the pending commands, oldest first; finish files that are not commands as "refused".
 
     Engines call this many times a second; without commands it costs one directory listing.
     """
@@ -90,7 +90,7 @@ def pending(folder: Path) -> list[Command]:
 def accept(command: Command) -> bool:
     """Claim a pending command; return False if it was withdrawn or claimed by another process.
 
-    If the disk refuses the rename, the command counts as accepted, because ignoring it would be worse.
+    If the file cannot be moved, the command counts as accepted, because ignoring it would be worse.
     """
     try:
         _claim(command.path)
@@ -117,7 +117,7 @@ def withdraw(folder: Path, name: CommandName) -> bool:
 def ending(folder: Path) -> Ending | None:
     """Return the stop or pause command that is being carried out, else a pending one, else None.
 
-    It changes no file, so watchers may call it. A run that is not alive may have left commands that no longer matter.
+    This changes no files, so watchers may call it. A run that has ended may have left commands that no longer matter.
     """
     for place in (_accepted(folder), folder):
         for path in _files(place):
@@ -128,7 +128,7 @@ def ending(folder: Path) -> Ending | None:
 
 
 def finish(command: Command, outcome: CommandOutcome, detail: str = "") -> None:
-    """Write a command with its outcome to `done`, atomically, then remove its former file."""
+    """Write a command with its outcome to `done` atomically, then remove its previous file."""
     _conclude(command.path, _fields(command), outcome, detail)
 
 
@@ -143,12 +143,12 @@ def answer(sent: Path) -> CommandResult | None:
 
 
 def unread(folder: Path) -> frozenset[str]:
-    """Return the file names of commands without an outcome; before a run is held, they are from earlier attempts."""
+    """Return the file names of commands without an outcome; before a run is locked, earlier attempts left them."""
     return frozenset(path.name for place in (folder, _accepted(folder)) for path in _files(place))
 
 
 def void(folder: Path, leftovers: frozenset[str]) -> None:
-    """Answer "void" to the commands in `leftovers`, which were meant for an earlier attempt."""
+    """Finish the commands in `leftovers`, which were meant for an earlier attempt, as "void"."""
     for command in pending(folder):
         if command.path.name in leftovers:
             finish(command, "void", "The run ended before it read the command.")
@@ -182,7 +182,7 @@ def _claim(path: Path) -> None:
 
 
 def _read(path: Path) -> Command | dict[str, object] | None:
-    """Return the command in a file, a table with its file name if it is not a command, or None if it is gone."""
+    """Return the command in a file, a dict with the file name if it is not a command, or None if it is gone."""
     try:
         return reading.read_record(path, "record", lambda fields: _command(fields, path))
     except FileNotFoundError:  # answered, claimed or withdrawn since the folder was listed

@@ -1,6 +1,6 @@
-"""Events that a run writes to `events.jsonl`, one JSON line each.
+"""Define the events that a run writes to `events.jsonl`, one JSON line each.
 
-Events carry codes and numbers, which the display turns into text; only error and notice events carry a sentence.
+Events contain codes and numbers, which the display turns into text; only error and notice events contain sentences.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Outcome = Literal["done", "paused", "stopped", "failed"]
 _LONGEST_LINE = 1 << 24  # bytes; a line written by another program could otherwise fill the memory
 
 MAX_RATE = 1e6
-"""Highest plausible rate in items per second; a higher one means that the time was too short to measure."""
+"""Highest plausible rate in items per second; higher ones mean that the time was too short to measure."""
 
 OnPhase = Callable[[Phase, int, int], None]
-"""Callback for progress: the phase, the units done, and the total units."""
+"""Progress callback, called with the phase, the number of units done, and the total number of units."""
 
 
 @json_keys("time", "attempt")
@@ -43,7 +43,7 @@ class Event:
     time: float = 0.0
     """Unix time in seconds."""
     attempt: int = 0
-    """Number of the engine start that wrote the event, from 1."""
+    """Number of the engine start that wrote the event, counted from 1."""
 
 
 @json_keys("pid", "device", "step_seconds")
@@ -55,7 +55,7 @@ class AttemptStarted(Event):
     pid: int
     device: str
     step_seconds: float | None = None
-    """Forecast seconds of a step; None without a forecast."""
+    """Forecast seconds per step; None without a forecast."""
 
 
 @json_keys("phase", "total")
@@ -82,7 +82,7 @@ class PhaseProgress(Event):
 @json_keys("phase", "seconds")
 @dataclass(frozen=True)
 class PhaseFinished(Event):
-    """A phase ended after `seconds`."""
+    """A phase finished after `seconds`."""
 
     type: ClassVar[str] = "phase_finished"
     phase: Phase
@@ -92,7 +92,7 @@ class PhaseFinished(Event):
 @json_keys("phase", "count", "seconds", "decode", "encode", "write")
 @dataclass(frozen=True)
 class CachingSpeed(Event):
-    """Encoding speed of images or texts, and the speed that each concurrent stage could reach alone."""
+    """Speed of encoding images or texts, and the speed that each concurrent stage could reach alone."""
 
     type: ClassVar[str] = "cached"
     phase: Literal["cache_pictures", "cache_texts"]
@@ -107,7 +107,7 @@ class CachingSpeed(Event):
 
     @property
     def rate(self) -> float:
-        """Return items per second, all stages together."""
+        """Return the items per second of all stages together."""
         return self.count / max(self.seconds, 1e-3)
 
     @property
@@ -126,7 +126,7 @@ class StepEvent(Event):
 
     type: ClassVar[str] = "step"
     step: int
-    """From 1."""
+    """Number of the step, counted from 1."""
     epoch: int
     loss: float | None
     grad_norm: float | None
@@ -137,24 +137,24 @@ class StepEvent(Event):
     """Number of images in the step."""
     seconds: float
     skipped: bool = False
-    """Whether the optimizer did not update because a value was not finite."""
+    """Whether the optimizer update was skipped because a value was not finite."""
     loss_scale: float | None = None
-    """Loss scale, with fp16 only."""
+    """Loss scale; None unless training in fp16."""
     memory: int | None = None
-    """Peak bytes held on the training device since the last step; None if unknown."""
+    """Peak bytes allocated on the training device since the last step; None if unknown."""
 
 
 @json_keys("step", "loss", "held_out", "per_timestep")
 @dataclass(frozen=True)
 class Validation(Event):
-    """Loss at fixed noise; `held_out` is true if it was measured on images that are not trained on."""
+    """Loss at fixed noise; `held_out` is whether it was measured on images that are not trained on."""
 
     type: ClassVar[str] = "validation"
     step: int
     loss: float | None
     held_out: bool
     per_timestep: Mapping[str, float | None]
-    """Loss by timestep; the keys are strings because JSON has no others."""
+    """Loss by timestep; the keys are strings because JSON allows no others."""
 
 
 @json_keys("step", "index", "file", "seconds")
@@ -214,7 +214,7 @@ class CommandEvent(Event):
 @json_keys("code", "sentence")
 @dataclass(frozen=True)
 class Notice(Event):
-    """Message to the user that does not stop the run."""
+    """A message for the user that does not stop the run."""
 
     type: ClassVar[str] = "notice"
     code: str
@@ -252,7 +252,7 @@ class SteppedDown(Event):
     type: ClassVar[str] = "stepped_down"
     step: int
     fallback: int
-    """Number of the fallback step among the fallbacks, from 1."""
+    """Position of the step among the fallback steps, counted from 1."""
     changes: Mapping[str, Any]
     """Changed keys of the fit with their new values."""
     exact: bool
@@ -262,7 +262,7 @@ class SteppedDown(Event):
 @json_keys("step", "seconds", "median", "reason", "detail")
 @dataclass(frozen=True)
 class Slow(Event):
-    """Steps became much slower than before; written once until they are fast again."""
+    """Steps became much slower than before; not repeated until they have been fast again."""
 
     type: ClassVar[str] = "slow"
     step: int
@@ -291,13 +291,13 @@ class PhaseMemory(Event):
     device: int | None
     """Peak GPU bytes of this process, CUDA context included."""
     host: int | None
-    """Private main memory of this process, sampled after every step and at the end of a phase."""
+    """Peak private main memory of this process, sampled after every step and at the end of a phase."""
 
 
 @json_keys("code", "sentence", "remedy")
 @dataclass(frozen=True)
 class ErrorEvent(Event):
-    """Error that ends the attempt: what happened and what to do."""
+    """An error ended the attempt; contains what happened and what to do."""
 
     type: ClassVar[str] = "error"
     code: str
@@ -308,7 +308,7 @@ class ErrorEvent(Event):
 @json_keys("outcome", "step", "file", "run")
 @dataclass(frozen=True)
 class Finished(Event):
-    """Last event of an attempt; `file` is the LoRA relative to the run directory, None if none was written."""
+    """The attempt ended; `file` is the LoRA file relative to the run directory, None if none was written."""
 
     type: ClassVar[str] = "finished"
     outcome: Outcome
@@ -320,7 +320,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class UnknownEvent(Event):
-    """Line that is damaged or from another version, kept unchanged so that nothing is lost."""
+    """Damaged line, or one from another version; kept unchanged to lose nothing."""
 
     type: ClassVar[str] = "unknown"
     line: str
@@ -363,8 +363,8 @@ class EventWriter:
     def write(self, event: Event) -> Event:
         """Append one event and return it with its time and attempt.
 
-        The line reaches the operating system at once, so that a kill loses nothing; a power cut may lose the last
-        seconds. On OSError no partial line is left.
+        The line is passed to the operating system at once, so nothing is lost if the process is killed; a power outage
+        may lose the last seconds. If OSError is raised, no partial line is left.
         """
         stamped = dataclasses.replace(event, time=time.time(), attempt=self._attempt)
         # A sentence may contain a file name that is not valid Unicode; replace those characters with "?".
@@ -393,14 +393,14 @@ class EventWriter:
 
 
 def to_line(event: Event) -> str:
-    """Return an event as one JSON line without its line end; non-finite numbers become null."""
+    """Return an event as one JSON line without the line break; non-finite numbers become null."""
     if isinstance(event, UnknownEvent):
         return event.line
     return json.dumps({"type": event.type} | _finite(to_record(event)), ensure_ascii=False, allow_nan=False)
 
 
 def from_line(line: str) -> Event:
-    """Return the event in a JSON line, without unknown fields; an unknown type gives an `UnknownEvent`."""
+    """Return the event in a JSON line without unknown fields; an `UnknownEvent` if it cannot be read."""
     try:
         fields = parse_json(line)
         kind = TYPES[fields["type"]]
@@ -421,7 +421,7 @@ def read_lines(path: Path, offset: int = 0, limit: int | None = None) -> tuple[l
     """Return the complete lines from byte `offset` on and the offset to continue from.
 
     A missing file counts as empty; a file shorter than `offset` was replaced and is read from its start. With `limit`,
-    about that many bytes are read, but at least one line, so that a long run can be read in parts.
+    about that many bytes are read, but at least one line, which allows reading a long run in parts.
     """
     try:
         with open_file(path, "listing") as file:
@@ -438,7 +438,7 @@ def read_lines(path: Path, offset: int = 0, limit: int | None = None) -> tuple[l
 
 
 def cut_torn_line(path: Path) -> None:
-    """Remove the partial line that a kill or a power cut left at the end of a file."""
+    """Remove a partial line that a killed process or a power outage left at the end of a file."""
     block = 1 << 16
     with contextlib.suppress(FileNotFoundError), files.long_path(path).open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
@@ -454,7 +454,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def latest_steps(events: Iterable[Event]) -> dict[int, StepEvent]:
-    """Return the events by step, each from the latest attempt that trained the step, in order of steps."""
+    """Return the step events by step in ascending order, each from the latest attempt that trained the step."""
     latest: dict[int, StepEvent] = {}
     for event in events:
         if isinstance(event, StepEvent) and (event.step not in latest or event.attempt >= latest[event.step].attempt):

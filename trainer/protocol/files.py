@@ -40,24 +40,24 @@ _MOST_BYTES = 120  # of UTF-8; leaves space for "-step00000500.safetensors" with
 
 
 def replace(source: Path, target: Path) -> None:
-    """Rename `source` to `target` atomically, replacing it; retry for two seconds while a program has either open.
+    """Rename `source` to `target` atomically, replacing `target`; retry while a program has either open.
 
-    Raises PermissionError after that, and other OSErrors at once.
+    Raises PermissionError after two seconds, and any other OSError at once.
     """
     with_retries(lambda: long_path(source).replace(long_path(target)))
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename with the retries of `replace`; on Windows an existing target raises FileExistsError."""
+    """Rename with the same retries as `replace`; on Windows, an existing target raises FileExistsError."""
     with_retries(lambda: long_path(source).rename(long_path(target)))
 
 
 @contextlib.contextmanager
 def staged(target: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; it replaces `target` if the block succeeds, else it is deleted.
+    """Yield a temporary path next to `target`; it replaces `target` if the block succeeds, else it is deleted.
 
-    For writers that need a path (safetensors, Pillow). `durable` waits until the data is on the disk, so that it
-    survives a power cut: a fraction of a millisecond on an SSD, up to 50 ms on a hard disk.
+    For writers that need a path (safetensors, Pillow). `durable` waits until the data is on the disk to survive a power
+    outage, which takes a fraction of a millisecond on an SSD and up to 50 ms on a hard disk.
     """
     temporary = target.parent / f".impasto-{secrets.token_hex(8)}.tmp"
     try:
@@ -82,13 +82,13 @@ def _name_target(error: BaseException, temporary: Path, target: Path) -> None:
 
 
 def write_bytes(target: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file atomically; on an error `target` is unchanged. `durable` is explained at `staged`."""
+    """Write a file atomically; on an error, `target` stays unchanged. See `staged` for `durable`."""
     with staged(target, durable=durable) as temporary:
         temporary.write_bytes(data)
 
 
 def write_text(target: Path, text: str, *, durable: bool = True) -> None:
-    r"""Write a UTF-8 file atomically, with "\n" line ends on every system."""
+    r"""Write a UTF-8 file atomically, with "\n" line endings on every system."""
     write_bytes(target, text.encode("utf-8"), durable=durable)
 
 
@@ -106,7 +106,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Wait until a folder's entries are on the disk, so that a rename survives a power cut; no-op on Windows."""
+    """Wait until a folder's entries are on the disk, so a rename survives a power outage; no-op on Windows."""
     if sys.platform == "win32":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -117,9 +117,9 @@ def sync_directory(folder: Path) -> None:
 
 
 def remove_temporary_files(folder: Path, *, idle: float = 0.0) -> None:
-    """Delete temporary files that killed writers left in `folder` and that are unchanged for `idle` seconds.
+    """Delete temporary files that killed writers left in `folder`, if unchanged for `idle` seconds.
 
-    With `idle` = 0, call it only while no other process writes there.
+    With `idle` = 0, call this only while no other process writes to the folder.
     """
     folder = long_path(folder)
     if not folder.is_dir():
@@ -175,9 +175,9 @@ def safe_name(text: str, otherwise: str = "unnamed") -> str:
 
 
 def valid_job_name(text: str, otherwise: str = "job") -> str:
-    """Return `text`, the name of a folder, a file or a title, as a valid job name.
+    """Return `text` (a title, or the name of a folder or file) as a valid job name; `otherwise` if nothing is left.
 
-    It is short enough that a number can be appended, in a job and in the name of a folder.
+    The result is short enough to append a number, in both a job and a folder name.
     """
     name = " ".join(_INVISIBLE.sub("", unicodedata.normalize("NFC", text)).split())
     name = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "", name)[: LONGEST_NAME - _NUMBER_BYTES]
@@ -186,13 +186,13 @@ def valid_job_name(text: str, otherwise: str = "job") -> str:
 
 
 def numbered(name: str, between: str = "-") -> Iterator[str]:
-    """Yield a name, then the name with 2, 3, … appended, without end; the caller takes the first free one."""
+    """Yield a name, then the name with 2, 3, … appended, endlessly; the caller takes the first free one."""
     yield name
     yield from (f"{name}{between}{number}" for number in itertools.count(2))
 
 
 def step_ending(step: int) -> str:
-    """Return the suffix of the name of a LoRA saved at a step; the final LoRA has none."""
+    """Return the file name suffix of a LoRA saved at a step; the final LoRA has none."""
     return f"-step{step:06d}"
 
 
@@ -202,18 +202,18 @@ def _trimmed(name: str) -> str:
 
 
 class Links:
-    """Check that symbolic links lead into a folder that the user listed: strangers may link to private files.
+    """Check of symbolic links, which must lead into a folder that the user listed and not to other private files.
 
-    Folders count at their real location. Hard links look like regular files and are read as such.
+    Folders are resolved to their real location. Hard links look like regular files and are read as such.
     """
 
     def __init__(self, folders: Iterable[str | Path]) -> None:
         self.refused: set[Path] = set()
-        """Links refused so far."""
+        """Links that were refused so far."""
         self._folders = tuple(_real(str(folder)) for folder in folders)
 
     def allow_file(self, path: Path) -> bool:
-        """Return whether a file may be read: not a link, or an allowed one. Costs one lstat."""
+        """Return whether a file may be read, because it is no link or an allowed one; costs one lstat."""
         return not path.is_symlink() or self.allow(path)
 
     def allow(self, path: Path) -> bool:

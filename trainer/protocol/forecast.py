@@ -1,4 +1,4 @@
-"""Forecasts as plain data: written into run directories, printed as JSON, read by the app."""
+"""Represent forecasts as plain data for run directories, JSON output and the app."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainer.protocol.records import build, json_keys, to_record
 SEARCHED_FIT_KEYS = ("quantize", "gradient_checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """Keys of a fit that the planner searches if the job does not set them."""
 ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "int8_products": "0.8 %", "nf4": "9 %"}
-"""Mean relative error of a weight by quantization: measured on normally distributed weights with bitsandbytes 0.50;
-bf16 itself rounds by 0.17 %."""
+"""Mean relative error of a weight by quantization, measured on normally distributed weights with bitsandbytes 0.50;
+the rounding error of bf16 itself is 0.17 %."""
 # Number of measured steps that weigh as much as the forecast.
 FORECAST_WEIGHT = 5
 # A phase that reserves at least this share of the run's peak may have caused it.
@@ -43,7 +43,7 @@ ForecastPhase = Literal[
 LoadPhase = Literal["load", "quantise"]
 DuringRun = Literal["validate", "preview", "checkpoint", "save"]
 ReleasePoint = Literal["cache_pictures", "cache_texts", "load", "quantise", "draw", "decode"]
-"""The part of a run that has just ended; the memory trace of this part has the same name."""
+"""Part of a run that has just ended and after which cached memory is returned; its memory trace has the same name."""
 
 RELEASE_POINTS: frozenset[str] = frozenset(get_args(ReleasePoint))
 """All release points; elsewhere a run returns cached memory only if memory runs out or it records CUDA graphs."""
@@ -51,7 +51,7 @@ RELEASE_POINTS: frozenset[str] = frozenset(get_args(ReleasePoint))
 AT_START: tuple[DuringRun, ...] = ("validate", "checkpoint", "preview")
 """Phases between loading and the first step, in this order."""
 BETWEEN_STEPS: tuple[DuringRun, ...] = ("validate", "checkpoint", "save", "preview")
-"""Phases between two steps if everything is due, in this order."""
+"""Phases between two steps if all of them are due, in this order."""
 
 PHASES: tuple[ForecastPhase, ...] = (
     "cache_pictures",
@@ -97,7 +97,7 @@ class PhaseForecast:
     seconds: float
     """Seconds that the whole run spends in this phase."""
     peaks: tuple[Peak, ...] = ()
-    """Memory peaks in order of time; the highest decides."""
+    """Memory peaks in order of time; the highest one determines the phase's need."""
     timeline: tuple[tuple[int, int], ...] = ()
     """(allocated, reserved) at evenly spaced moments of the phase, for charts; at most a few hundred."""
 
@@ -132,7 +132,7 @@ class Forecast:
     error: float = 0.0
     """Relative error that an estimate may have; 0 for an exact forecast."""
     time_factor: float = 1.0
-    """Factor learned from finished runs that all seconds here contain; stored so that it can be divided out."""
+    """Factor learned from finished runs and included in all seconds here; stored to be able to divide it out."""
     flops: float = 0.0
     """FLOPs of all training steps, recomputed activations included; 0 if unknown."""
     flops_limit: float = 0.0
@@ -141,12 +141,12 @@ class Forecast:
     """Whether the models are offloaded while images and captions are encoded between epochs, to save memory."""
 
     def of(self, phase: str) -> PhaseForecast | None:
-        """Return the forecast of one phase; None if the run does not have it."""
+        """Return the forecast of a phase; None if the run does not have this phase."""
         return next((part for part in self.phases if part.phase == phase), None)
 
     @property
     def on_cpu(self) -> bool:
-        """Return whether this is for the CPU, where only time and main memory are forecast."""
+        """Return whether the forecast is for the CPU, for which it covers only time and main memory."""
         return self.card == CPU
 
     @property
@@ -158,8 +158,8 @@ class Forecast:
     def decisive(self) -> PhaseForecast:
         """Return the phase that needs the most memory.
 
-        Later phases still reserve what earlier ones left cached. Of the phases near the peak, the one that allocates
-        most caused it.
+        Memory cached by earlier phases stays reserved in later ones. Of the phases near the peak, the one that
+        allocates the most caused it.
         """
         near = [phase for phase in self.phases if phase.reserved >= NEAR_PEAK * self.reserved]
         return max(near, key=lambda phase: phase.allocated)
@@ -168,7 +168,7 @@ class Forecast:
     def mean_step_seconds(self) -> float | None:
         """Return the mean seconds of an optimizer step over all batches; None if unknown.
 
-        The forecast of the first step is that mean; without it, all buckets get equal weight.
+        This is the forecast of the first step; without one, all buckets are weighted equally.
         """
         first = self.of("first_step")
         if first is not None:
@@ -201,13 +201,13 @@ def read_forecast(path: Path) -> Forecast | None:
 
 
 def forecast_from(found: Mapping[str, Any]) -> Forecast:
-    """Return a forecast from its JSON; raises ValueError, TypeError, KeyError or AttributeError for anything else."""
+    """Return a forecast from its JSON fields; raises ValueError, TypeError, KeyError or AttributeError if invalid."""
     phases = tuple(map(phase_from, found["phases"]))
     return build(Forecast, {**found, "phases": phases})
 
 
 def phase_from(found: Mapping[str, Any]) -> PhaseForecast:
-    """Return one phase from its JSON; raises as :func:`forecast_from` does."""
+    """Return a phase forecast from its JSON fields; raises the same errors as :func:`forecast_from`."""
     peaks = tuple(_peak(peak) for peak in found.get("peaks", ()))
     timeline = tuple((allocated, reserved) for allocated, reserved in found.get("timeline", ()))
     return build(PhaseForecast, {**found, "peaks": peaks, "timeline": timeline})
@@ -227,7 +227,7 @@ class Operation(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Return the dtype it computes in, such as "bfloat16"."""
+        """Return the dtype of the computation, such as "bfloat16"."""
 
     @property
     def stage(self) -> str:
@@ -264,17 +264,17 @@ class DeviceSpeed:
     device: str
     """Name for users, such as "RTX 3060 12GB" or "cpu, 8 threads"."""
     timed: tuple[TimedOperation, ...]
-    """Measured operations, at least one per kind; others are as fast as the most similar one of kind and dtype."""
+    """Measured operations, at least one per kind; others run at the rate of the most similar measured one."""
     bandwidth: float
     """Maximum memory bandwidth in bytes per second."""
     launch: float
     """Seconds that every operation takes on the device, however small it is."""
     host: float
-    """Seconds of CPU time to launch an operation; 0 if the CPU itself computes."""
+    """Seconds of CPU time to launch an operation; 0 if the device is the CPU."""
     disk: float = 500e6
-    """Bytes per second while a base is loaded; the default is a SATA SSD, unless measured."""
+    """Bytes per second when loading a base; the default is that of a SATA SSD."""
 
 
 def load_phase(quantize: str | None) -> LoadPhase:
-    """Return the name of the phase that loads the base: quantizing it takes more memory than loading."""
+    """Return the name of the phase that loads the base; quantizing it takes more memory than loading."""
     return "load" if quantize in (None, "none") else "quantise"

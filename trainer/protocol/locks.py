@@ -1,4 +1,4 @@
-"""File locks that the operating system releases when their holder exits or is killed."""
+"""Hold file locks, which the operating system releases when their holder exits or is killed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def hold_lock(path: Path, patience: float) -> Iterator[None]:
 def is_held(path: Path) -> bool:
     """Return whether any process, this one included, holds the lock on `path`; False if the file is missing.
 
-    Any number of processes may check at once. A check takes the lock for a moment, so `held` needs a little patience.
+    Any number of processes may check at once. A check takes the lock for a moment, so `hold_lock` needs some patience.
     """
     if not long_path(path).is_file():  # a folder or pipe holds no lock, and opening a pipe would block
         return False
@@ -106,13 +106,13 @@ def is_held(path: Path) -> bool:
 
 
 def require_file(path: Path) -> None:
-    """Raise OSError if the lock's path exists and is not a file: opening a pipe would block."""
+    """Raise OSError if the lock's path exists but is not a file, because opening a pipe would block."""
     if long_path(path).exists() and not long_path(path).is_file():
         raise OSError(errno.EINVAL, "it is not a file", str(path))
 
 
 def lane_of(device: str | None) -> str:
-    """Return the lane of a job's device: "cuda:0" for "cuda", "cpu" for None."""
+    """Return the lane of a job's device, in which one run works at a time: "cuda:0" for "cuda", "cpu" for None."""
     return {"cuda": "cuda:0", None: "cpu"}.get(device, device or "cpu")
 
 
@@ -138,7 +138,7 @@ def hold_lane(lane: str, patience: float = math.inf) -> Iterator[None]:
 
 @contextlib.contextmanager
 def try_hold_lane(lane: str) -> Iterator[bool]:
-    """Hold a lane during the block if it is free, else continue without it; yield whether it is held."""
+    """Hold a lane during the block if it is free, else run the block without it; yield whether it is held."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(hold_lane(lane, CHECK_PATIENCE))

@@ -1,4 +1,4 @@
-"""Per-user folders, free disk space, and error messages for failed file access."""
+"""Provide per-user folders, free disk space, and error messages for failed file access."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_PATH = 300
 
 
 def home() -> Path:
-    """Return Impasto's per-user folder: $IMPASTO_HOME, else in the system's folder for application data."""
+    """Return Impasto's per-user folder: $IMPASTO_HOME, else one in the system's application data folder."""
     chosen = _from_environment("IMPASTO_HOME")
     if chosen:
         return chosen
@@ -37,12 +37,12 @@ def home() -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of encoded images and texts, shared between runs: $IMPASTO_CACHE, else in `home`."""
+    """Return the cache of encoded images and texts that all runs share: $IMPASTO_CACHE, else a folder in `home`."""
     return _from_environment("IMPASTO_CACHE") or home() / "cache"
 
 
 def cache_limit() -> int:
-    """Return the size limit of the cache of all runs in bytes: $IMPASTO_CACHE_GB, else 60 GB.
+    """Return the size limit of the shared cache in bytes: $IMPASTO_CACHE_GB, else 60 GB.
 
     Raises RunError if the variable is not a number.
     """
@@ -71,12 +71,12 @@ def runs_list() -> Path:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free bytes on the disk of `path`, which need not exist; raises OSError if the disk is gone."""
+    """Return the free bytes on the disk of `path`, which need not exist; raises OSError if the disk is missing."""
     return shutil.disk_usage(nearest_existing(path)).free
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return `path`, or its nearest existing parent; on a missing drive, the drive."""
+    """Return `path` or its nearest existing parent; the drive itself if the drive is missing."""
     place = path.absolute()
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
@@ -84,9 +84,10 @@ def nearest_existing(path: Path) -> Path:
 
 
 def unwritable(folder: Path) -> OSError | None:
-    """Return the error that creating a folder in `folder` would raise, as far as it is known without trying.
+    """Return the error that creating a folder in `folder` would raise, as far as can be told without trying.
 
-    `folder` itself need not exist. On Windows, missing permissions show only when something is written.
+    Returns None if none is expected. `folder` itself need not exist. On Windows, missing permissions are noticed only
+    when something is written.
     """
     place = nearest_existing(folder)
     try:
@@ -107,7 +108,7 @@ def _is_read_only(place: Path) -> bool:
 
 
 def write_remedy(error: OSError) -> str:
-    """Return what the user can do about a failed write, by its cause."""
+    """Return advice for the user on a failed write, depending on its cause."""
     if is_disk_full(error):
         return "Free disk space there."
     if error.errno == errno.EROFS or getattr(error, "winerror", None) == _WINDOWS_PROTECTED:

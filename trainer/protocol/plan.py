@@ -1,7 +1,7 @@
-"""What a plan reports beside its forecasts, as codes and values that each consumer words for its users.
+"""Define a plan's remarks and memory advice as codes and values, which each consumer turns into text.
 
-`python -m trainer plan --json` and the plan server send these as JSON. The command line words them in
-trainer/cli/plan_text.py, the window in app/qt/train/words.py. A test checks that both have words for every code.
+`python -m trainer plan --json` and the plan server send these as JSON. The command line turns them into text in
+trainer/cli/plan_text.py, the window in app/qt/train/words.py. A test checks that both have texts for every code.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ REMARKS: Mapping[str, tuple[str, ...]] = {
     "estimate.cpu": ("error",),  # the share by which the seconds may be off
     "estimate.int8_products": (),
 }
-"""The codes of remarks, each with the names of its values."""
+"""Codes of remarks, each with the names of its values."""
 
 
 @json_keys("code", "values")
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """An assumption behind a plan, or a limit of it."""
+    """Assumption or limitation of a plan."""
 
     code: str
     values: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Bytes, counts and names as plain data; `encoded` lists "images" and "captions"."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a code or values that no consumer has words for."""
+        """Raise ValueError for an unknown code or values that do not match it."""
         if self.code not in REMARKS or set(self.values) != set(REMARKS[self.code]):
             raise ValueError(f"no remark has the code {self.code!r} and the values {sorted(self.values)}")
 
@@ -51,18 +51,18 @@ ADVICE_CODES: tuple[AdviceCode, ...] = get_args(AdviceCode)
 @json_keys("code", "bytes", "programs")
 @dataclass(frozen=True, slots=True)
 class MemoryAdvice:
-    """How to get the GPU memory that a plan needs and does not have."""
+    """Advice on how to free the GPU memory that a plan lacks."""
 
     code: AdviceCode
     """close: these programs hold enough. close_some: these may, but the driver reports no sizes. free: no program is
     known to hold enough. larger_gpu: closing every program would not be enough."""
     bytes: int
-    """Memory that the programs hold for `close`, else the memory to free."""
+    """Bytes that the programs use for `close`, else the bytes to free."""
     programs: tuple[str, ...] = ()
 
 
 class MemoryUse(Protocol):
-    """GPU memory held by one program."""
+    """GPU memory used by one program."""
 
     @property
     def name(self) -> str:
@@ -70,16 +70,16 @@ class MemoryUse(Protocol):
 
     @property
     def bytes(self) -> int | None:
-        """Return its bytes; None where the driver does not report them, as on most Windows PCs."""
+        """Return the bytes used; None if the driver does not report them, as on most Windows PCs."""
 
 
 _NAMED = 3
 
 
 def advise(to_free: int, occupied: int, uses: Sequence[MemoryUse]) -> MemoryAdvice:
-    """Return which programs to close so that `to_free` of the `occupied` bytes of a GPU become free.
+    """Return which programs to close to free `to_free` of the `occupied` bytes of a GPU.
 
-    The smallest single program that suffices; where none does, the largest ones until they suffice.
+    Picks the smallest single program that suffices, or else the largest ones that suffice together.
     """
     if to_free > occupied:
         return MemoryAdvice("larger_gpu", to_free)

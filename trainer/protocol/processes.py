@@ -1,9 +1,9 @@
-"""Engine processes that outlive their starter, and the request server behind every `--serve`.
+"""Start engine processes that outlive their parent, and run the request server behind every `--serve`.
 
 The server reads and writes JSON lines. A request is an object with an ``id`` (a string or number chosen by the client).
-Every answer carries the id of its request and a ``state``: "done"; "cancelled", if a newer request arrived first,
-because only the newest counts; "error" with code, sentence and remedy; or a progress state of the service. An invalid
-line gets an error with its id, or null. The process exits at the end of the input, after finishing a current request.
+Every answer has the id of its request and a ``state``: "done"; "cancelled" if a newer request arrived first, because
+only the newest counts; "error" with code, sentence and remedy; or a progress state of the service. An invalid line gets
+an error with its id, or with null. The process exits at the end of the input, after finishing the current request.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | Non
     """Start `python -m trainer WORDS` as a detached process whose output is appended to `log`.
 
     It has no console and its own process group, so it keeps running when a window or terminal is closed or the parent
-    exits. A caller that does not wait for it calls `let_go`. Raises OSError if it cannot be started or the log cannot
-    be written.
+    exits. A caller that does not wait for it calls `stop_tracking`. Raises OSError if it cannot be started or the log
+    cannot be written.
     """
     long_path(log.parent).mkdir(parents=True, exist_ok=True)
     with long_path(log).open("ab") as out:
@@ -62,9 +62,9 @@ def stop_tracking(process: subprocess.Popen[bytes]) -> None:
 def redirect_output(log: Path, before: Path) -> None:
     """Redirect the output of this process to the end of `log` and move its earlier output there.
 
-    `before` is the file that the output went to so far; if it went elsewhere, nothing happens. The file descriptors are
-    redirected, so the log also receives what native libraries and a crash print. Raises OSError if the disk cannot take
-    the earlier output, which then stays where it was.
+    `before` is the file to which output was written until now; if output went elsewhere, nothing happens. The file
+    descriptors are redirected, so the log also gets the output of native libraries and crashes. Raises OSError if the
+    earlier output does not fit on the disk; it then stays in `before`.
     """
     with long_path(before).open("r+b") as former, long_path(log).open("ab", buffering=0) as out:
         if not os.path.samestat(os.fstat(1), os.fstat(former.fileno())):
@@ -82,7 +82,7 @@ def redirect_output(log: Path, before: Path) -> None:
 
 
 def last_words(log: Path, since: int = 0, lines: int = 12) -> str:
-    """Return the last lines of `log` from byte `since` on; empty if it cannot be read."""
+    """Return the last lines of `log` after byte `since`; empty if it cannot be read."""
     try:
         with open_file(log, "stream") as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - 16_384))
@@ -93,9 +93,9 @@ def last_words(log: Path, since: int = 0, lines: int = 12) -> str:
 
 
 def _within_reach(folder: Path) -> Path:
-    """Return the folder or its nearest parent with a path short enough to be a working directory on Windows.
+    """Return the folder, or its nearest parent whose path is short enough for a working directory on Windows.
 
-    Windows has no long form for working directories.
+    Windows does not support extended-length paths as working directories.
     """
     return next(each for each in (folder, *folder.parents) if long_path(each) == each)
 
@@ -115,7 +115,7 @@ class SupersededError(Exception):
 
 
 class ActiveRequest:
-    """One request while it is processed."""
+    """Request that is being processed."""
 
     def __init__(self, request: Request, say: Callable[[Answer], None], overtaken: Callable[[], bool]) -> None:
         self.request = request
@@ -127,7 +127,7 @@ class ActiveRequest:
         self._say({"id": self.request["id"], "state": state, **facts})
 
     def raise_if_overtaken(self) -> None:
-        """Raise OvertakenError if a newer request is waiting; call it before any long operation."""
+        """Raise SupersededError if a newer request is waiting; call this before any long operation."""
         if self._overtaken():
             raise SupersededError
 
@@ -141,8 +141,8 @@ Validator = Callable[[Request], str | None]
 class Server:
     """Server that answers the requests of one client in order; a newer request cancels the current one.
 
-    `code` is the error code for invalid requests, `guide` the file that documents them. After `idle` seconds without a
-    request, `on_idle` is called once.
+    `code` is the error code for invalid requests, `guide` the file that documents requests. After `idle` seconds
+    without a request, `on_idle` is called once.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Server:
         self._waiting: queue.Queue[str | None] = queue.Queue()
 
     def run(self, lines: Iterable[str]) -> None:
-        """Answer requests until `lines` end; a thread reads them, so that a newer request is noticed at once."""
+        """Answer requests until `lines` end; a thread reads them to notice newer requests at once."""
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
         while (line := self._next()) is not None:
             self._answer(line)
@@ -206,7 +206,7 @@ class Server:
         self._say({"id": identity, "state": "error", **details})
 
     def _overtaken(self) -> bool:
-        """Return whether a newer request is waiting; the end of the input does not count."""
+        """Return whether a newer request is waiting; the end of the input is none."""
         return any(line is not None for line in tuple(self._waiting.queue))
 
     def _request(self, line: str) -> Request:
@@ -235,7 +235,7 @@ class Server:
 
 
 def _identity(line: str) -> Any:
-    """Return the id in a line, even if the line is not a valid request; None if it has none."""
+    """Return the id in a line, even if the line is not a valid request; None if there is no valid id."""
     try:
         found = parse_json(line[:LONGEST_LINE])
     except UnusableFileError:

@@ -1,8 +1,8 @@
-"""Plan a job for the CPU: choose no fit, but forecast time and main memory.
+"""Plan a job for the CPU: forecast time and main memory without choosing a fit.
 
-Small bases are traced in seconds and get an exact forecast. A full-size base would take minutes to trace and to time
-at its own sizes, so its forecast is an estimate: the work of a shipped trace, scaled to the job's pixels and steps, at
-a rate that is measured in half a second. Finished runs on this CPU correct both (trainer.memory.device.calibration).
+Small bases are traced in seconds and get an exact forecast. A full-size base would take minutes to trace and time, so
+its forecast is an estimate: the work of a shipped trace, scaled to the job's pixels and steps, at a rate that is
+measured in half a second. Finished runs on this CPU correct both (trainer.memory.device.calibration).
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ REACHED = {"gemm": 0.8, "conv": 0.8, "attention": 0.4}
 LAUNCH = 2e-5
 MOST_RATES = 32
 _rates: dict[tuple[int | None, bool | None, tuple[Work, ...]], DeviceSpeed] = {}
-"""Rates measured in this process, by threads, determinism and what was timed."""
+"""Rates measured in this process, by number of threads, determinism and timed work."""
 
 
 def plan_on_cpu(job: Job, workload: Workload, counts: PhaseCounts, traces: TraceLibrary) -> PlanResult:
-    """Return the plan of a resolved job on this computer's CPU, whose rate is measured.
+    """Return the plan of a resolved job on this computer's CPU, whose speed is measured.
 
-    The answer takes seconds: only bases that are smaller than the published ones are traced, which loads torch.
+    This takes only seconds, because torch is loaded and the base traced only if it is smaller than the published ones.
     """
     reference = _reference(workload, traces)
     if reference is None:
@@ -79,7 +79,7 @@ def _traced(job: Job, workload: Workload, counts: PhaseCounts, traces: TraceLibr
 
 
 def _rate(job: Job, work: tuple[Work, ...]) -> DeviceSpeed:
-    """Return the CPU's rate for some work with the job's threads; a resident planner measures it once."""
+    """Return the CPU's rate for some work with the job's threads, measured once per process."""
     import torch
 
     from trainer.training.acceleration.throughput import measure_rate
@@ -95,9 +95,9 @@ def _rate(job: Job, work: tuple[Work, ...]) -> DeviceSpeed:
 
 
 def _quick_rate(threads: int | None) -> DeviceSpeed:
-    """Return the CPU's rate from one matrix product and one sum, which numpy does on all cores in half a second.
+    """Return the CPU's rate, measured in half a second with a matrix product and a sum in numpy on all cores.
 
-    Torch is not loaded, which alone would take several seconds.
+    Torch is not used because loading it would take several seconds.
     """
     cores = usable_cores()
     share = min(threads or cores, cores) / cores
@@ -110,7 +110,7 @@ def _quick_rate(threads: int | None) -> DeviceSpeed:
 
 
 def _quickest(call: Callable[[], object]) -> float:
-    """Return the seconds of the quickest of many calls, so that other programs disturb little."""
+    """Return the seconds of the fastest of many calls, to reduce the influence of other programs."""
     best, ends = math.inf, time.perf_counter() + QUICK_SECONDS
     while time.perf_counter() < ends or math.isinf(best):
         started = time.perf_counter()
@@ -120,7 +120,7 @@ def _quickest(call: Callable[[], object]) -> float:
 
 
 def _reference(workload: Workload, traces: TraceLibrary) -> Workload | None:
-    """Return a workload of the same base whose traces ship; None for other bases, and other versions of PyTorch."""
+    """Return a workload of the same base whose traces ship with Impasto; None for other bases or PyTorch versions."""
     if not workload.has_published_unet:
         return None
     recipe = load_preset(preset_path("recipes") / f"{workload.family}-{REFERENCE}.toml").recipe
@@ -133,7 +133,7 @@ def _reference(workload: Workload, traces: TraceLibrary) -> Workload | None:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A full-size job on the CPU, as its reference takes it."""
+    """Estimate for a full-size job on the CPU, scaled from a reference workload."""
 
     workload: Workload
     counts: PhaseCounts
@@ -142,7 +142,7 @@ class _Estimate:
     device_state: DeviceState
 
     def forecast(self) -> Forecast:
-        """Return time and main memory by phase."""
+        """Return the forecast of time and main memory."""
         timed, host, steps = self._seconds(), self._host(), self.workload.recipe.steps or 1
         by_bucket = {f"{one.width}x{one.height}": self._step(self._share(one)) for one in self.workload.buckets}
         mean = self._weighed(self._step)
@@ -208,14 +208,14 @@ class _Estimate:
         return total
 
     def _step(self, share: float) -> float:
-        """Return the seconds of an optimizer step on images with this share of the reference's pixels."""
+        """Return the seconds of an optimizer step on images with ``share`` times the reference's pixels."""
         batch, steps = self.workload.recipe.effective_batch, self._steps
         again = {"none": 0.0, "full": 1.0}.get(str(self.workload.fit.gradient_checkpointing), 0.5)
         forward = self._time(_forward(steps.micro_more), share)
         return batch * (self._time(steps.micro_more.work, share) + again * forward) + self._time(steps.optimizer.work)
 
     def _weighed(self, seconds: Callable[[float], float]) -> float:
-        """Return the mean over the job's images of a function of their share of the reference's pixels."""
+        """Return the mean of ``seconds`` over the job's images, called with their pixels relative to the reference."""
         buckets = self.workload.buckets
         counts = [bucket.images for bucket in buckets]
         weights = counts if any(counts) else [1] * len(buckets)
@@ -228,17 +228,17 @@ class _Estimate:
         return bucket.width * bucket.height / self._pixels
 
     def _stage(self, part: TracePart, stage: str) -> list[Work]:
-        """Return the work of a part's stages whose names start so."""
+        """Return the work of a part's stages whose names start with ``stage``."""
         summaries = self.traces.phase_summaries(self.reference, part)
         return [work for each in summaries for work in each.work if work.stage.startswith(stage)]
 
     def _time(self, work: Iterable[Work], share: float = 1.0) -> float:
-        """Return the corrected seconds of work in fp32 at this share of the pixels."""
+        """Return the corrected seconds of work in fp32 with pixels scaled by ``share``."""
         scaled = [_in_fp32(each, share) for each in work]
         return self.device_state.correction.time_factor * roofline.seconds(scaled, self.device_state.rate)
 
     def _host(self) -> dict[ForecastPhase, int]:
-        """Return the main memory of each phase beside the process itself: numbers take twice what they do in bf16."""
+        """Return the main memory of each phase without the process itself; fp32 takes twice the bytes of bf16."""
         micro = min(self.workload.fit.micro_batch or 1, self.workload.recipe.effective_batch)
         steps, share = self._steps, self._share(self.workload.buckets[0])
         step = total_in_sequence([steps.micro_first, steps.optimizer_first]).peak
@@ -262,7 +262,7 @@ class _Estimate:
 
 
 def _in_fp32(work: Work, share: float) -> Work:
-    """Return work in fp32 at a share of the pixels, with whose square attention grows."""
+    """Return work in fp32 with pixels scaled by ``share``; the FLOPs of attention scale with its square."""
     flops = work.flops * (share * share if work.kind == "attention" else share)
     moved = work.bytes * share * (1 if work.dtype == "float32" else 2)
     return replace(work, dtype="float32", flops=round(flops), bytes=round(moved))

@@ -1,4 +1,4 @@
-"""Find the fit that trains a recipe fastest on a GPU without changing what is learned, and its alternatives."""
+"""Find the fit that trains a recipe fastest on a GPU without changing the result, and alternatives to it."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ SMALLER = 0.85
 # Fits evaluated at most for each alternative to the pick: alternatives are only suggestions.
 LOOKED_AT = 3
 BEFORE_TRAINING: tuple[ForecastPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
-"""Phases whose memory does not depend on the fit of training and previews; loading depends on the base's bits."""
+"""Phases whose memory depends on no searched fit setting; the quantization of the base affects only loading."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A fit together with its forecast."""
+    """A fit and its forecast."""
 
     fit: FitConfig
     forecast: Forecast
 
     @property
     def quality(self) -> Quality:
-        """Return the precision of the base: "exact" is unquantized."""
+        """Return the precision of the base; "exact" means unquantized."""
         quantize = self.fit.quantize or "none"
         return "exact" if quantize == "none" else quantize
 
 
 @dataclass(frozen=True)
 class ReducedRecipe:
-    """The smallest change of a recipe that fits, with its plan."""
+    """Smallest change to a recipe that makes it fit, and its plan."""
 
     change: RecipeChange
     plan: Plan
@@ -54,30 +54,30 @@ class ReducedRecipe:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """The pick of a search with its alternatives, each of which may be absent."""
+    """Pick of a search and its alternatives, each of which may be absent."""
 
     device_state: DeviceState
     pick: Plan | None
-    """None where nothing fits."""
+    """Best plan; None if nothing fits."""
     faster: Plan | None = None
-    """Faster than the pick, but too large."""
+    """Plan that is faster than the pick, but too large."""
     excess_bytes: int = 0
-    """Bytes by which ``quicker`` is too large; without a pick, the smallest fit."""
+    """Bytes by which ``faster`` or, without a pick, the smallest fit exceeds the budget."""
     smaller: Plan | None = None
-    """Leaves memory to other programs; without a pick, the smallest fit there is."""
+    """Plan that leaves memory for other programs; without a pick, the smallest possible one."""
     smallest: bool = False
-    """Whether no other fit was found that needs much less than the pick."""
+    """Whether no fit was found that needs much less memory than the pick."""
     floor: PhaseForecast | None = None
-    """The reason: a phase that needs about as much in every fit."""
+    """Reason for ``smallest``: a phase that needs about the same memory with every fit."""
     quantized: Plan | None = None
-    """Faster with a base in fewer bits, at a cost in fidelity."""
+    """Faster plan with a quantized base, at some cost in fidelity."""
     reduced_recipe: ReducedRecipe | None = None
-    """Where nothing fits: a changed recipe that does."""
+    """Changed recipe that fits, if nothing else does."""
     fallbacks: tuple[FallbackStep, ...] = ()
     complete: bool = True
-    """False where time ran out before every fit was evaluated: a faster one may exist."""
+    """False if time ran out before every fit was evaluated, so a faster one may exist."""
     complete_beside: bool = True
-    """False where time ran out before every alternative was evaluated."""
+    """False if time ran out before every alternative was evaluated."""
 
 
 def plan(
@@ -95,19 +95,21 @@ def plan(
     on_soon: Callable[[PlanResult], None] | None = None,
     on_pick: Callable[[PlanResult], None] = lambda _: None,
 ) -> PlanResult:
-    """Return the plan for ``subject`` in ``situation``; keys ``written`` into the fit by the user stay as they are.
+    """Return the plan for ``workload`` on a GPU; keys of the fit that the user has ``written`` do not change.
 
     Fits whose simulation stays within the budget rank by: unquantized before int8 before nf4 (unless the fit allows
-    quantization), least training time, fewest changes from the defaults, least preview time, least memory. Where a fit
-    stays within the budget only because every step returns cached blocks to the driver, its training time includes
-    that: it may still be the pick, but not where another fit is as fast without.
-    After ``until`` (of time.monotonic) nothing more is traced, except to find one fit that works, or that none does,
-    before the base is quantized. With ``others`` the alternatives are searched too, for which nothing is traced after
-    ``until_beside``; ``on_pick`` is called with the pick before that. If the search has to trace, ``on_soon`` is called
-    first with a fit that works and needs fewer traces: ``likely``, such as the pick of an earlier plan, or the fit that
-    saves the most. ``runs`` keeps simulations from earlier requests on GPUs with the same workspaces.
+    quantization), least training time, fewest changes from the defaults, least preview time, least memory. If a fit
+    stays within the budget only by returning cached blocks to the driver in every step, its training time includes
+    that; it may still be the pick, but only if no other fit is as fast without it.
 
-    Raises JobError when none of the GPU's memory can be used.
+    After ``until`` (in time.monotonic() seconds) nothing more is traced, except to find one fit that works, or to find
+    that none does, before the base is quantized. With ``others``, alternatives are searched too, for which nothing is
+    traced after ``until_beside``; ``on_pick`` is called with the pick before that. If the search has to trace,
+    ``on_soon`` is called first with a fit that works and needs fewer traces: ``likely``, such as the pick of an earlier
+    plan, or the fit that saves the most memory. ``runs`` keeps simulations from earlier requests on GPUs with the same
+    workspaces.
+
+    Raises JobError if none of the GPU's memory can be used.
     """
     device_state.require_budget()
     planning = _Planning(workload, written, device_state, traces, counts, until, runs)
@@ -152,7 +154,7 @@ def plan(
 
 
 class _Planning:
-    """One search, with what it has evaluated so far."""
+    """A search and the results that it has so far."""
 
     def __init__(
         self,
@@ -177,14 +179,15 @@ class _Planning:
 
     @property
     def qualities(self) -> tuple[str, ...]:
-        """Return the quantizations that the base may have."""
+        """Return the quantizations to consider for the base."""
         return (self.written.quantize,) if self.written.quantize else ("none", "int8", "nf4")
 
     @property
     def prefetched(self) -> list[TraceRequest]:
-        """Return traces to prefetch: the optimizer, and the fits that save the most memory.
+        """Return trace requests to prefetch: the optimizer, and the fits that save the most memory.
 
-        They cover two quantizations of the base, because a GPU that is too small for the first needs both.
+        They cover two quantizations of the base, because the search needs both on a GPU that is too small for the
+        first.
         """
         base, bucket = self.workload.fit, bounding_buckets(self.workload)[0]
         plain = base.replaced(micro_batch=1, gradient_checkpointing="none")
@@ -215,7 +218,7 @@ class _Planning:
 
     @cached_property
     def choices(self) -> list[FitConfig]:
-        """Return every fit of the search space."""
+        """Return every fit in the search space."""
         return candidates(
             self.written,
             self.workload.fit,
@@ -226,7 +229,7 @@ class _Planning:
         )
 
     def best(self, choices: Sequence[FitConfig], report: Callable[[Plan], None] | None = None) -> FitConfig | None:
-        """Return the best fit that works; quantize the base further only if nothing fits otherwise, however late it is.
+        """Return the best fit that works, or None; quantize the base further only if nothing else fits, even if late.
 
         ``report`` is called with a fit that works before better ones are traced.
         """
@@ -241,16 +244,17 @@ class _Planning:
         return None
 
     def _by_quality(self, choices: Sequence[FitConfig]) -> list[list[FitConfig]]:
-        """Return the groups of fits that are searched together, the most preferred first."""
+        """Return groups of fits to search together, the most preferred group first."""
         if self.written.allow_quantized:
             return [list(choices)]
         return [[fit for fit in choices if fit.quantize == quantize] for quantize in self.qualities]
 
     def _first_fit_after_deadline(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
-        """Return the first fit that works of those that there was no time to evaluate.
+        """Return the first fit that works among those that there was no time to evaluate; None if there is none.
 
-        The fastest fits that lack only preview traces come first, because the fit that saves the most would be slow for
-        the whole run. Then that one: if its tensors alone exceed the budget, nearly all others are ruled out too.
+        The fastest fits that lack only preview traces are tried first, because the fit that saves the most memory would
+        be slow for the whole run. That fit is next: if its tensors alone exceed the budget, nearly all others are ruled
+        out too.
         """
         self.evaluator.until = None
         saving_first = sorted(left_out, key=self._saving, reverse=True)
@@ -263,21 +267,21 @@ class _Planning:
         return found
 
     def report_likely(self, likely: FitConfig, report: Callable[[Plan], None]) -> bool:
-        """Report a likely fit, with the stated keys, if it works and a search would have to trace first."""
+        """Report a likely fit with the user's keys if it works and is not traced yet; return whether it did so."""
         stated = {name: value for name in SEARCHED_FIT_KEYS if (value := getattr(self.written, name)) is not None}
         fit = self.workload.fit.replaced(**{name: getattr(likely, name) for name in SEARCHED_FIT_KEYS} | stated)
         fit = fit.replaced(micro_batch=min(fit.micro_batch or 1, self.workload.recipe.effective_batch or 1))
         return not self.evaluator.is_traced(fit) and self._report(fit, report)
 
     def _report(self, fit: FitConfig, report: Callable[[Plan], None]) -> bool:
-        """Report a fit if it works; return whether it does."""
+        """Report a fit if it works; return whether it works."""
         if self.evaluator.cannot_fit(fit) or not self._fits(fit):
             return False
         report(self.plan_of(fit, brief=False))
         return True
 
     def _has_to_trace(self, choices: Sequence[FitConfig]) -> bool:
-        """Return whether the most preferred of the fits that may work has to be traced."""
+        """Return whether the most preferred fit that may work still has to be traced."""
         if all(map(self.evaluator.cannot_fit, choices)):
             return False
         self.evaluator.anchor(choices[0].quantize or "none")
@@ -285,11 +289,11 @@ class _Planning:
         return bool(possible) and not self.evaluator.is_traced(min(possible, key=self.evaluator.preference))
 
     def plan_of(self, fit: FitConfig, *, brief: bool = True) -> Plan:
-        """Return a fit with its forecast, with timeline and peaks unless `brief`."""
+        """Return a fit with its forecast, which includes timeline and peaks unless `brief`."""
         return Plan(fit, forecast_of(self._schedule(fit), self.device_state, runs=self._runs, brief=brief))
 
     def faster(self, pick: FitConfig) -> Plan | None:
-        """Return the smallest of the fits that are faster than the pick with a base of the same precision."""
+        """Return the smallest fit of the same precision that is faster than the pick; None if there is none."""
         preference = self.evaluator.preference
         for fit in sorted(self._faster_fits(pick), key=lambda fit: preference(fit).bytes)[:LOOKED_AT]:
             if self._known_exactly(fit) and preference(fit).time < preference(pick).time:
@@ -297,7 +301,7 @@ class _Planning:
         return None
 
     def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
-        """Return fits of the same precision that are or may be faster, all of which the search has ruled out."""
+        """Return fits of the same precision that are or may be faster than the pick; the search has ruled them out."""
         time = self.evaluator.preference(pick).time
         alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
         return [fit for fit in alike if self.evaluator.preference(fit).time < time]
@@ -312,9 +316,10 @@ class _Planning:
         return True
 
     def smaller(self, pick: FitConfig, most: int) -> Plan | None:
-        """Return the best fit of the same precision that reserves at most ``most`` bytes, of the first few candidates.
+        """Return the best fit of the same precision that reserves at most ``most`` bytes, or None.
 
-        Steps or previews that turn out too large in one fit rule out other fits that share them.
+        Only the first few candidates are simulated. Steps or previews that are too large in one fit rule out other fits
+        that share them.
         """
         alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
         looked_at: list[Plan] = []
@@ -329,7 +334,7 @@ class _Planning:
         return None
 
     def _may_take(self, fit: FitConfig, most: int) -> bool:
-        """Return whether the tensors of a fit take at most ``most`` bytes; False if there is no time to find out."""
+        """Return whether a fit's tensors take at most ``most`` bytes; False if there is no time to find out."""
 
         def is_within() -> bool:
             return self.evaluator.preference(fit).bytes <= most
@@ -337,9 +342,10 @@ class _Planning:
         return is_within() and self._known_exactly(fit) and is_within()
 
     def quantized(self, pick: FitConfig) -> Plan | None:
-        """Return the best fit with a base in fewer bits, if it is faster than an unquantized pick.
+        """Return the best fit with a quantized base if it is faster than an unquantized pick; None otherwise.
 
-        Dequantizing only costs time, so the fit must be one that would be faster than the pick unquantized too.
+        Dequantizing only costs time, so only fits that would also be faster than the pick without quantization are
+        considered.
         """
         if pick.quantize != "none" or self.written.quantize is not None:
             return None
@@ -352,7 +358,7 @@ class _Planning:
         return self.plan_of(found)
 
     def fallbacks(self, pick: FitConfig) -> tuple[FallbackStep, ...]:
-        """Return the fallback steps from a fit."""
+        """Return the fallback steps from the picked fit."""
         looked_at = self.qualities if pick.allow_quantized else (pick.quantize or "none",)
         for quantize in looked_at:
             self.evaluator.anchor(quantize)
@@ -366,7 +372,7 @@ class _Planning:
         )
 
     def nothing_fits(self, *, look_for_change: bool) -> PlanResult:
-        """Return by how much the smallest fit is too large, and the smallest change of the recipe that fits."""
+        """Return a result without a pick: the smallest fit, its excess, and the smallest recipe change that fits."""
         smallest = self.plan_of(self.smallest, brief=False)
         missing = max(smallest.forecast.reserved - self.device_state.budget, 1)
         found = self._reduced_recipe(self._within(self.smallest).failed_in) if look_for_change else None
@@ -386,11 +392,11 @@ class _Planning:
 
     @property
     def smallest(self) -> FitConfig:
-        """Return the choice that saves the most memory."""
+        """Return the fit that saves the most memory."""
         return max(self.choices, key=self._saving)
 
     def _saving(self, fit: FitConfig) -> tuple[int, ...]:
-        """Return a sort key: how much memory a choice saves, the first difference decides."""
+        """Return a sort key by memory saved; larger keys save more."""
         return (
             self.qualities.index(fit.quantize or "none"),
             self.sets.index(fit.gradient_checkpointing or "none"),
@@ -401,7 +407,7 @@ class _Planning:
 
     @property
     def smallest_fits(self) -> bool:
-        """Return whether that choice fits; its tensors are added up before the costlier simulation."""
+        """Return whether the smallest fit works; its tensors are added up before the more expensive simulation."""
         if not self._known_exactly(self.smallest):
             return False
         return not self.evaluator.cannot_fit(self.smallest) and self._fits(self.smallest)
@@ -423,7 +429,7 @@ class _Planning:
         return roofline.seconds(work, self.device_state.rate)
 
     def _schedule(self, fit: FitConfig) -> RunSchedule:
-        """Return the run schedule of a fit, and prefetch the traces that its simulation needs."""
+        """Return a fit's run schedule, and set the traces that its simulation needs for prefetching."""
         schedule = RunSchedule(replace(self.workload, fit=fit), self.traces, self.counts, self.device_state.rate)
         self.traces.set_prefetch(schedule.prefetch_requests)
         return schedule
@@ -432,7 +438,7 @@ class _Planning:
         return self._runs.check_budget(self._schedule(fit), self.device_state.budget)
 
     def _fits(self, fit: FitConfig) -> bool:
-        """Return whether a run stays within the budget; a failing phase rules out all fits that share that phase."""
+        """Return whether a run stays within the budget; if a phase fails, rule out all fits that share that phase."""
         failed_in, seconds = self._within(fit)
         if failed_in in ("cache_pictures", "cache_texts"):
             self.evaluator.rule_out(lambda _: True)
@@ -446,16 +452,16 @@ class _Planning:
 
 
 def _floor(forecast: Forecast, most: int) -> PhaseForecast | None:
-    """Return the largest phase that no fit makes smaller; None if all of them take at most ``most`` bytes."""
+    """Return the largest phase that no fit makes smaller; None if no such phase needs more than ``most`` bytes."""
     fixed = [phase for phase in forecast.phases if phase.phase in BEFORE_TRAINING and phase.reserved > most]
     return max(fixed, key=lambda phase: phase.reserved, default=None)
 
 
 def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
-    """Return whether a fit shares a phase with a former one that took more than ``most`` bytes in it.
+    """Return whether a fit shares a phase with an earlier fit in which that phase took more than ``most`` bytes.
 
-    Memory reserved in previews includes blocks cached by training. So where the steps are too large already, only what
-    previews allocate counts against them.
+    Memory reserved in previews includes blocks cached by training. If the steps are already too large, only memory
+    allocated in previews counts against the previews.
     """
     found = former.forecast
     steps = any(phase.reserved > most for name in ("first_step", "train") if (phase := found.of(name)))

@@ -1,4 +1,4 @@
-"""Collect what a plan reports beside its forecasts: assumptions, limits of the search, and how to free memory."""
+"""Collect a plan's remarks: assumptions, limits of the search, and advice on freeing memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> Iterator[Remark]:
-    """Yield the remarks on a plan; whether the search was cut short is known only once the plan is `whole`."""
+    """Yield the remarks on a plan; pass `whole=False` while its search has not finished."""
     if whole and not planned.complete:
         yield Remark("search.incomplete")
     elif whole and not planned.complete_beside:
@@ -32,7 +32,7 @@ def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True)
 
 
 def _of_later_shards(later: LaterShards, forecast: Forecast) -> Iterator[Remark]:
-    """Yield how a cache above its size limit is filled; nothing where all of it is encoded before the first step."""
+    """Yield a remark on how a cache above its size limit is filled; nothing if the first step needs no more shards."""
     encoded = [name for name, count in (("images", later.images), ("captions", later.texts)) if count]
     if encoded:
         values = {
@@ -46,7 +46,7 @@ def _of_later_shards(later: LaterShards, forecast: Forecast) -> Iterator[Remark]
 
 
 def estimate_of(forecast: Forecast) -> Iterator[Remark]:
-    """Yield the remark that a forecast is an estimate; nothing for an exact one."""
+    """Yield a remark that a forecast is an estimate; nothing if it is exact."""
     if forecast.exact:
         return
     if forecast.on_cpu:
@@ -56,5 +56,5 @@ def estimate_of(forecast: Forecast) -> Iterator[Remark]:
 
 
 def memory_advice(missing: int, state: DeviceState) -> MemoryAdvice:
-    """Return how to raise the memory budget of a GPU by `missing` bytes, which takes more than that to be freed."""
+    """Return advice on raising a GPU's memory budget by `missing` bytes, for which more than that must be freed."""
     return advise(state.to_free(missing), state.gpu.total_bytes - state.free_bytes, state.uses)

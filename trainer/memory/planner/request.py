@@ -1,4 +1,4 @@
-"""Build plan requests: a job or a recipe on a GPU, with assumptions for what cannot be read. Needs no torch."""
+"""Build plan requests for a job or a recipe on a GPU, with assumptions if files cannot be read. Needs no torch."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ ASSUMED_PROMPTS = 2
 
 
 def require_disk_space(job: Job, workload: Workload, encoded: PhaseCounts | None) -> None:
-    """Raise RunError if a disk is too small for what a run writes at least.
+    """Raise RunError if a disk is too small for the minimum that a run writes.
 
-    ``job`` is resolved; ``encoded`` holds what goes into the cache, or None if that is not known.
+    ``job`` is resolved; ``encoded`` counts the images and texts to cache, or is None if that is not known.
     """
     for error in disk_errors(job, workload, encoded):
         raise error
 
 
 def disk_errors(job: Job, workload: Workload, encoded: PhaseCounts | None) -> Iterator[RunError]:
-    """Yield an error for each disk that is too small for what a run writes at least; see `require_room`."""
+    """Yield an error for each disk that is too small for the minimum that a run writes; see `require_disk_space`."""
     runs, cache = Path(job.output.runs), cache_folder()
     needs = [("run.room", runs, _run_bytes(job, workload) + _SPARE_BYTES, "LoRA files and checkpoints")]
     entries = _cache_bytes(workload, encoded) if encoded else 0
@@ -94,7 +94,7 @@ def _too_little(code: str, folder: Path, free: int, need: int, what: str) -> Run
 
 
 def _run_bytes(job: Job, workload: Workload) -> int:
-    """Return the least bytes of LoRA files and checkpoints, without optimizer state."""
+    """Return the minimum bytes of LoRA files and checkpoints, without optimizer state."""
     if not workload.has_published_unet:
         return 0  # a base of another size, whose layers are not in the table
     saving, steps = job.report.saving, job.recipe.steps or 1
@@ -104,7 +104,7 @@ def _run_bytes(job: Job, workload: Workload) -> int:
 
 
 def _weights(workload: Workload) -> int:
-    """Return the number of LoRA weights on the UNet."""
+    """Return the number of LoRA parameters of the UNet."""
     recipe, counts = workload.recipe, _WEIGHTS[workload.family]
     if not recipe.learning_rate:
         return 0
@@ -122,7 +122,7 @@ def _rank(recipe: RecipeConfig, kind: str) -> int:
 
 
 def _cache_bytes(workload: Workload, encoded: PhaseCounts) -> int:
-    """Return the bytes of what is encoded before the first step."""
+    """Return the bytes that encoding before the first step adds to the cache."""
     shown = sum(bucket.images for bucket in workload.buckets) or 1
     latents = sum(latent_bytes(bucket.size, masked=False) * bucket.images for bucket in workload.buckets) / shown
     widths = () if workload.trained_texts else (int(config["hidden_size"]) for config in workload.text_configs)
@@ -131,27 +131,27 @@ def _cache_bytes(workload: Workload, encoded: PhaseCounts) -> int:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A job on a GPU, as far as a plan depends on it."""
+    """The parts of a job and a GPU that a plan depends on."""
 
     name: str
     workload: Workload
     written: FitConfig
-    """The fit as the user wrote it; absent keys are planned."""
+    """The fit as written by the user; the planner chooses absent keys."""
     device_state: DeviceState
     counts: PhaseCounts
     remarks: tuple[Remark, ...] = ()
     """Assumptions behind the request."""
     obstacles: tuple[ImpastoError, ...] = ()
-    """Errors that would stop a run of the job, though it can be planned."""
+    """Errors that would stop a run of the job but do not prevent planning."""
     findings: tuple[Finding, ...] = ()
-    """Problems of the dataset, if it could be read."""
+    """Problems found in the dataset, if it could be read."""
     resolved: Job | None = None
     """The job with every setting filled in, for a plan on the CPU."""
 
 
 @dataclass
 class _BaseFacts:
-    """Facts of a base on this PC, or assumed for one that is not."""
+    """Properties of a base on this PC, or assumed ones if it is not here."""
 
     family: Family
     prediction: Prediction
@@ -160,14 +160,14 @@ class _BaseFacts:
     vae_config: Config
     text_configs: tuple[Config, ...]
     hashes: tuple[str, str] | None = None
-    """Hashes of its VAE and text encoders, if its files were hashed before; see trainer.dataset.cache_keys."""
+    """Hashes of the VAE and of the text encoders, if their files were hashed before; see trainer.dataset.cache_keys."""
 
 
 def device_state_of(card: str | None, fit: FitConfig | None = None) -> DeviceState:
-    """Return the state of a GPU by name or memory size as sold, or of this PC's GPU for "here" or None.
+    """Return the state of a GPU by name or advertised memory size, or of this PC's GPU for "here" or None.
 
-    "Here" is the CPU without a working NVIDIA GPU and for a ``fit`` on the CPU, as it is for a run. Raises ImpastoError
-    if there is no such GPU.
+    "here" means the CPU if there is no working NVIDIA GPU or the ``fit`` is for the CPU, as in a run. Raises
+    ImpastoError if there is no such GPU.
     """
     deterministic, device = bool(fit and fit.deterministic), fit.device if fit else None
     if card is not None and not _is_here(card):
@@ -190,13 +190,13 @@ def device_state_of(card: str | None, fit: FitConfig | None = None) -> DeviceSta
 def request_of_job(
     path: Path, overrides: Sequence[str], gpu: str | None, progress: Progress | None = None
 ) -> PlanRequest:
-    """Return the request for a job on a GPU, with assumptions where its base or images cannot be read.
+    """Return the request for a job on a GPU, with assumptions if its base or images cannot be read.
 
-    For this PC's GPU, images and captions that are in the cache already are not counted as encoded, if the base's files
-    were hashed before. ``progress`` is called for each image that is read; an exception that it raises stops the
+    For this PC's GPU, images and captions that are already cached do not count as work, provided that the base's files
+    were hashed before. ``progress`` is called for each image that is read; it may raise an exception to stop the
     reading.
 
-    Raises ImpastoError for a job that cannot be used, or a base of unknown family.
+    Raises ImpastoError if the job is invalid or the base's family is unknown.
     """
     job = load_job(path, overrides)
     device_state = device_state_of(gpu, job.fit)
@@ -224,9 +224,9 @@ def request_of_job(
 def request_without_job(
     family: Family, recipe: RecipeConfig | None, gpu: str | None, name: str = "", fit: FitConfig | None = None
 ) -> PlanRequest:
-    """Return the request for a recipe on a GPU before there is a job: published base, square images, two prompts.
+    """Return the request for a recipe on a GPU without a job: published base, square images, two prompts.
 
-    The keys of ``fit`` stay as they are.
+    Keys set in ``fit`` do not change.
     """
     device_state = device_state_of(gpu)
     prompts = (PromptConfig(prompt="preview"),) * ASSUMED_PROMPTS
@@ -263,14 +263,14 @@ def _resolved(job: Job, source: _BaseFacts, device_state: DeviceState, showings:
 
 
 def _ahead(job: Job, source: _BaseFacts) -> tuple[Workload, PhaseCounts]:
-    """Return the workload and counts for square images, for a job whose images are not known."""
+    """Return workload and counts of a job whose images are unknown, assuming square ones."""
     square = workload_without_base(source.family, job.recipe, job.fit).buckets
     workload = replace(workload_of_job(job, source, ()), buckets=square)
     return workload, replace(phase_counts(job, source, ()), images=ASSUMED_IMAGES, texts=ASSUMED_IMAGES, measured=8)
 
 
 def _base_facts(base: BaseConfig, remarks: list[Remark], obstacles: list[ImpastoError]) -> _BaseFacts:
-    """Return the facts of the base if it is on this PC, else those of its family as published."""
+    """Return the properties of the base if it is on this PC, else those of its family's published model."""
     path = Path(base.model)
     try:
         identity = identify_base(path)
@@ -308,7 +308,7 @@ def _base_facts(base: BaseConfig, remarks: list[Remark], obstacles: list[Impasto
 
 
 def _disk_errors(job: Job, workload: Workload, encoded: PhaseCounts | None) -> list[ImpastoError]:
-    """Return the errors of disks that cannot take the run; without ``encoded`` the cache is not counted."""
+    """Return errors for disks that are too small or read-only; without ``encoded`` the cache is not counted."""
     try:
         require_writable(Path(job.output.runs))
     except ImpastoError as error:
@@ -343,7 +343,7 @@ def _assumed(family: Family, base: BaseConfig | None = None) -> _BaseFacts:
 def _images_of(
     job: Job, remarks: list[Remark], obstacles: list[ImpastoError], progress: Progress | None
 ) -> tuple[Sequence[ImageRecord], tuple[Finding, ...]]:
-    """Return the images and findings of the dataset; add a remark if there are no images to plan for."""
+    """Return the dataset's images and findings; add a remark if there are no images to plan for."""
     try:
         dataset = read_dataset(job.dataset, job.recipe, progress)
     except ImpastoError as error:

@@ -1,4 +1,4 @@
-"""Build the search space of a planner (micro-batches, block sets to checkpoint, other keys) and the fallbacks."""
+"""Build the planner's search space (micro-batches, block sets to checkpoint, other keys) and the fallbacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUANTISED: tuple[Literal["int8", "nf4"], ...] = ("int8", "nf4")
 
 
 def micro_batches(effective_batch: int) -> tuple[int, ...]:
-    """Return sizes that split an effective batch as evenly as possible, the largest first, 1 last."""
+    """Return micro-batch sizes that split an effective batch as evenly as possible, from the largest to 1."""
     sizes: list[int] = []
     for parts in range(1, effective_batch + 1):
         size = -(-effective_batch // parts)
@@ -36,9 +36,9 @@ def micro_batches(effective_batch: int) -> tuple[int, ...]:
 
 
 def nested_sets(ordered: Sequence[UnetBlock]) -> tuple[Checkpointing, ...]:
-    """Return nested block sets from none to all: each saves more memory and recomputes more than the one before.
+    """Return nested block sets from none to all: each saves more memory and recomputes more than the previous one.
 
-    Blocks that hold next to nothing are checkpointed only together with all others.
+    Blocks that save hardly any memory are checkpointed only in the full set.
     """
     least = WORTH_A_SET * sum(block.saved_bytes for block in ordered)
     names = [block.name for block in ordered if block.saved_bytes >= least]
@@ -55,7 +55,7 @@ def candidates(
     quantize: Iterable[str],
     previews: bool,
 ) -> list[FitConfig]:
-    """Return every fit that keeps the keys of the user; keys that are not searched stay as in ``start``."""
+    """Return every fit that keeps the user's keys; keys that are not searched stay as in ``start``."""
     every: tuple[Sequence[Any], ...] = (
         tuple(quantize),
         tuple(checkpointing),
@@ -78,7 +78,7 @@ def within(inner: Checkpointing, outer: Checkpointing) -> bool:
 
 
 Need = Callable[[str, Checkpointing, int], int]
-"""Return the least bytes of training for a quantization, a block set and a micro-batch."""
+"""Function that returns the minimum bytes of training for a quantization, a block set and a micro-batch."""
 
 
 def fallbacks_below(
@@ -90,11 +90,11 @@ def fallbacks_below(
     previews: bool,
     need: Need,
 ) -> tuple[FallbackStep, ...]:
-    """Return the fallback steps below ``fit``, each of which needs less memory; keys of the user stay.
+    """Return the fallback steps from ``fit``, each of which needs less memory; the user's keys do not change.
 
-    First steps with a bit-for-bit equal result, then smaller micro-batches, which differ by rounding, then, if the job
-    allows it, a quantized base, and last those of encoding. A phase takes only the steps that help it. ``sets`` are
-    nested.
+    Steps with a bit-for-bit equal result come first, then smaller micro-batches, which differ by rounding, then a
+    quantized base if the job allows it, and finally the steps for encoding. A phase takes only the steps that help it.
+    ``sets`` are nested.
     """
     steps: list[FallbackStep] = []
     if previews:
@@ -123,7 +123,7 @@ def _preview_steps(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]
 def _worthwhile(
     now: Checkpointing, sets: Sequence[Checkpointing], need: Callable[[Checkpointing], int]
 ) -> Iterator[Checkpointing]:
-    """Yield larger sets that save enough over the one before; all blocks always come last."""
+    """Yield larger sets that save enough compared to the previous one; the full set always comes last."""
     least = need(now)
     for more in sets:
         if more == now or not within(now, more):
@@ -135,7 +135,7 @@ def _worthwhile(
 
 
 def _quantization_steps(now: str, need: Callable[[str], int]) -> Iterator[FallbackStep]:
-    """Yield fewer bits where they save memory: in a small model few weights are quantized at all."""
+    """Yield steps to fewer bits if they save memory; in a small model few weights are quantized at all."""
     least = need(now)
     for bits in QUANTISED[QUANTISED.index(now) + 1 if now in QUANTISED else 0 :]:
         if (needed := need(bits)) < least:

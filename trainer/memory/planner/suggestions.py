@@ -1,4 +1,4 @@
-"""Suggest changes of a fit or recipe that save memory, with bytes saved and time lost."""
+"""Suggest changes to a fit or recipe that save memory, with bytes saved and time lost."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SHARES = (0.875, 0.75, 0.625, 0.5)
 
 @dataclass(frozen=True)
 class RecipeChange:
-    """Keys of a recipe with other values."""
+    """Changed values for keys of a recipe."""
 
     keys: Mapping[str, Any]
-    """Values by key below ``recipe``, such as "text_encoder.learning_rate"."""
+    """New values by key within ``recipe``, such as "text_encoder.learning_rate"."""
 
     def applied_to(self, workload: Workload) -> Workload:
-        """Return the workload with the change; its buckets scale with the resolution."""
+        """Return the workload with the change applied; buckets scale with the resolution."""
         recipe = changed(workload.recipe, self.keys)
         share = (recipe.resolution or 1) / (workload.recipe.resolution or 1)
         buckets = workload.buckets if share == 1.0 else _scaled(workload, share)
@@ -37,7 +37,7 @@ class RecipeChange:
 
 
 def reduced_recipes(workload: Workload) -> Iterator[RecipeChange]:
-    """Yield changes in the order of their cost to the result: single ones first, then all with a lower resolution."""
+    """Yield changes by increasing effect on the result: single ones first, then all with a lower resolution."""
     recipe = workload.recipe
     kept: dict[str, Any] = {}
     for single in _singles(recipe):
@@ -50,7 +50,7 @@ def reduced_recipes(workload: Workload) -> Iterator[RecipeChange]:
 
 
 def changed(recipe: RecipeConfig, keys: Mapping[str, Any]) -> RecipeConfig:
-    """Return the recipe with some keys replaced; keys of inner tables are dotted."""
+    """Return the recipe with some keys replaced; keys in nested tables are dotted."""
     values = recipe.model_dump(exclude_unset=True)
     for key, value in keys.items():
         *tables, name = key.split(".")
@@ -84,7 +84,7 @@ def _sides(recipe: RecipeConfig) -> Iterator[int]:
 
 
 def _scaled(workload: Workload, share: float) -> tuple[BucketUse, ...]:
-    """Return buckets scaled by `share`, about as the images would fall into them."""
+    """Return the buckets with sides scaled by `share`, an approximation of how images would be sorted into buckets."""
     step = workload.recipe.images.bucket_step
     uses: dict[tuple[int, int], int] = {}
     for bucket in workload.buckets:
@@ -96,7 +96,7 @@ def _scaled(workload: Workload, share: float) -> tuple[BucketUse, ...]:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Change of one key of a fit or recipe, with everything else as planned."""
+    """Change to one key of a fit or recipe, with everything else as planned."""
 
     key: str
     """Key in a job, such as "fit.micro_batch"."""
@@ -104,13 +104,13 @@ class Suggestion:
     saved: int
     """Bytes saved at the peak of training."""
     slower: float
-    """Factor of the time per step; below 1 is faster."""
+    """Factor by which the time per step changes; below 1 is faster."""
 
 
 def suggestions(
     workload: Workload, fit: FitConfig, device_state: DeviceState, traces: TraceLibrary
 ) -> Iterator[Suggestion]:
-    """Yield the suggestions that save memory, those for the fit first; record missing traces."""
+    """Yield suggestions that save memory, those for the fit first; record missing traces."""
     planned = replace(workload, fit=fit)
     now = training_figures(planned, device_state, traces)
     for key, value, other in _changed(planned):
@@ -144,7 +144,7 @@ def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
 
 
 def training_figures(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> tuple[int, float]:
-    """Return peak bytes of training and seconds per step; record missing traces."""
+    """Return the peak bytes of training and the seconds per step; record missing traces."""
 
     def seconds(work: Iterable[Work]) -> float:
         return roofline.seconds(work, device_state.rate)

@@ -1,1 +1,1 @@
-"""Memory traces: every allocation and release of one phase, recorded on meta tensors."""
+"""Record memory traces: every allocation and deallocation of a phase, on meta tensors."""

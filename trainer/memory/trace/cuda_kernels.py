@@ -1,4 +1,4 @@
-"""Reproduce what CUDA does and meta tensors do not show: kernels, hidden buffers, in-place sums."""
+"""Reproduce the behavior of CUDA that meta tensors do not show: kernels, hidden buffers, in-place sums."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _NORM_CHUNK = 65536
 
 
 def attention_kernel(choice: str | None, dtype: torch.dtype) -> AttentionKernel:
-    """Return the kernel that PyTorch uses on a GPU for ``fit.attention``; flash attention needs 16 bits."""
+    """Return the kernel that PyTorch uses on a GPU for ``fit.attention``; flash attention needs a 16-bit dtype."""
     stated: dict[str | None, AttentionKernel] = {"efficient": "efficient", "cudnn": "cudnn", "math": "math"}
     return stated.get(choice, "efficient" if dtype == torch.float32 else "flash")
 
 
 @contextmanager
 def as_on_cuda(kernel: AttentionKernel) -> Iterator[None]:
-    """Make attention and dropout run their CUDA operations; on meta tensors they would run others."""
+    """Make attention and dropout use their CUDA operations, which meta tensors would not use."""
     attention, dropout = F.scaled_dot_product_attention, F.dropout
     kernels: dict[AttentionKernel, Callable[..., Tensor]] = {
         "flash": _flash,
@@ -71,7 +71,7 @@ def _flash(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute attention as torch's dispatcher calls flash: heads padded to a multiple of 8."""
+    """Compute flash attention as torch's dispatcher does, with heads padded to a multiple of 8."""
     width = query.shape[-1]
     if width % 8:
         query, key, value = (F.pad(tensor, (0, -width % 8)) for tensor in (query, key, value))
@@ -115,7 +115,7 @@ def _cudnn(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return a mask as numbers to add, in rows aligned to 16 numbers, as pad_bias does in attention.cpp."""
+    """Return a mask as additive bias in rows aligned to 16 elements, like pad_bias in attention.cpp."""
     if mask.dtype == torch.bool:
         mask = torch.where(mask, torch.zeros((), dtype=query.dtype, device=mask.device), -math.inf).to(query.dtype)
     keys = mask.shape[-1]
@@ -160,7 +160,7 @@ def gemm_4bit(
 
 
 def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Compute the softmax of the math attention kernel in its parts; rows that may see no key become zero."""
+    """Compute the math attention kernel's softmax as separate operations; fully masked rows become zero."""
     shares = torch.softmax(scores, dim, dtype=dtype)
     hidden = scores.isneginf()
     blind = hidden.all(dim, keepdim=True)
@@ -170,10 +170,10 @@ def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 
 def overwritten(func: OpOverload, args: Sequence[Any], *, backward: bool, after_product: bool) -> Tensor | None:
-    """Return the operand that CUDA would overwrite in ``func`` if nothing else holds it, or None.
+    """Return the operand that CUDA would overwrite in ``func`` if nothing else holds it; None if there is none.
 
-    ``backward`` says that autograd runs it; ``after_product``, that a matrix product came right before, to which
-    aten::linear adds its bias (Linear.cpp) and the math kernel of attention its mask (attention.cpp).
+    ``backward`` means that autograd runs it; ``after_product`` means that it directly follows a matrix product, to
+    which aten::linear adds its bias (Linear.cpp) and the math attention kernel its mask (attention.cpp).
     """
     if backward:
         in_place = func in _IN_PLACE_IN_BACKWARD
@@ -199,14 +199,14 @@ def hidden_bytes(func: OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _flash_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of softmax row sums (softmax_d) and fp32 dq (dq_accum): flash_api.cpp, mha_bwd."""
+    """Return the bytes of softmax row sums (softmax_d) and fp32 dq (dq_accum), as in mha_bwd (flash_api.cpp)."""
     batch, heads, queries, width = args[1].shape
     rows = batch * heads * _up(queries, FLASH_BLOCK)
     return rows * 4, rows * _up(width, _FLASH_HEAD if width <= _FLASH_WIDE else 2 * _FLASH_HEAD) * 4
 
 
 def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return an upper bound for delta and, in 16 bits, fp32 gradients (kernel_backward.h, workspace)."""
+    """Return upper bounds of the bytes of delta and, in 16 bits, fp32 gradients (workspace in kernel_backward.h)."""
     query, key = args[1], args[2]
     batch, heads, queries, width = query.shape
     delta = batch * heads * queries * 4
@@ -217,20 +217,20 @@ def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _foreach_norm(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of partial sums: per tensor as many as the largest has chunks (ForeachReduceOp.cu)."""
+    """Return the bytes of partial sums: each tensor gets one per chunk of the largest (ForeachReduceOp.cu)."""
     tensors = args[0]
     chunks = max(-(-tensor.numel() // _NORM_CHUNK) for tensor in tensors)
     return (len(tensors) * chunks * 4,)
 
 
 def _group_norm(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of scale and shift, one of each per channel in fp32 (group_norm_kernel.cu)."""
+    """Return the bytes of scale and shift, one each per image and channel in fp32 (group_norm_kernel.cu)."""
     batch, channels = args[0].shape[:2]
     return *_copied(args[0]), batch * channels * 4, batch * channels * 4
 
 
 def _group_norm_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of three sums per channel and two per group, in fp32 (group_norm_kernel.cu)."""
+    """Return the bytes of fp32 sums: three per channel and two per group of each image (group_norm_kernel.cu)."""
     batch, channels = args[1].shape[:2]
     groups = args[8]
     sums = [batch * channels * 4] * 3 + [batch * groups * 4] * 2
@@ -246,7 +246,7 @@ def _layer_norm_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _copied(tensor: Tensor) -> tuple[int, ...]:
-    """Return the bytes of the copy that a kernel makes of a tensor that is not contiguous."""
+    """Return the bytes of the copy that a kernel makes of a non-contiguous tensor; empty if it makes none."""
     return () if tensor.is_contiguous() else (tensor.numel() * tensor.itemsize,)
 
 

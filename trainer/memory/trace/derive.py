@@ -1,6 +1,6 @@
 """Join memory traces, and derive them for other micro-batches, ranks and shapes. Needs no torch.
 
-Deriving a trace is much faster than tracing it, and just as exact: a rule that does not hold gives None.
+Deriving a trace is much faster than tracing it and just as exact: if a rule does not hold, the result is None.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RANK_INDEPENDENT: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache
 
 
 def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
-    """Return one trace that does what ``traces`` do in order; what one leaves, later ones find by name."""
+    """Return one trace equal to ``traces`` in sequence; storages that one leaves behind are matched by name."""
     storages: list[Storage] = []
     events: list[int] = []
     work: list[Work] = []
@@ -74,8 +74,8 @@ def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
 def scale(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
     """Return the trace for micro-batches (or a LoRA rank) of ``size`` from those for two other ``sizes``.
 
-    If both have the same events, the bytes and FLOPs of everything are a + b * size. Returns None where that does not
-    hold. Micro-batches of one image are no source, because PyTorch skips copies there, and the optimizer's traces
+    If both have the same events, all bytes and FLOPs are a + b * size. Returns None if that does not hold.
+    Micro-batches of one image cannot be sources, because PyTorch skips copies for them, and the optimizer's traces
     cannot be derived for other ranks, because its state and sums are rounded up to blocks.
     """
     linear = partial(_on_line, sizes, size)
@@ -83,11 +83,11 @@ def scale(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: in
 
 
 def reshape(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], shape: Size) -> MemoryTrace | None:
-    """Return the trace of micro-batches of ``shape`` from those of two other ``shapes`` (width, height).
+    """Return the trace for micro-batches of ``shape`` from those for two other ``shapes`` (width, height).
 
     Bytes and FLOPs are a + b * pixels, with two exceptions in flash attention: its buffers in backward are padded to
     whole blocks of tokens, and the FLOPs of self-attention are b * pixels**2. Only shapes whose sides the UNet can
-    halve without remainder can be derived. Returns None as ``scaled`` does.
+    halve without remainder can be derived. Returns None like ``scale``.
     """
     pixels = (shapes[0][0] * shapes[0][1], shapes[1][0] * shapes[1][1])
     now = shape[0] * shape[1]
@@ -115,7 +115,7 @@ def reshape(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], sha
 def _interpolate(
     one: MemoryTrace, other: MemoryTrace, linear: Linear, bytes_of: BytesOf, flops_of: FlopsOf
 ) -> MemoryTrace | None:
-    """Return a trace with the events of two others and derived sizes; None if one size cannot be derived."""
+    """Return a trace with the events of two others and derived sizes; None if any size cannot be derived."""
     if not _have_same_events(one, other):
         return None
     storages: list[Storage] = []
@@ -140,12 +140,12 @@ def _on_line(sizes: tuple[int, int], size: int, first: int, second: int) -> int 
 
 
 def _padded(pixels: int, depth: int) -> int:
-    """Return the tokens at a depth of the UNet, padded to whole blocks of flash attention."""
+    """Return the number of tokens at a depth of the UNet, padded to whole flash attention blocks."""
     return -(-pixels // (PIXELS_PER_TOKEN << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
 
 
 def _have_same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
-    """Return whether two traces have the same events and differ in sizes alone."""
+    """Return whether two traces have the same events and differ only in sizes."""
     return (
         np.array_equal(one.events, other.events)
         and len(one.storages) == len(other.storages)
@@ -168,18 +168,18 @@ Derive = Callable[[MemoryTrace, MemoryTrace], MemoryTrace | None]
 
 @dataclass(frozen=True)
 class DerivationRule:
-    """How the traces of a request are derived, one by one, from those of two other requests."""
+    """Rule that derives a request's traces one by one from those of two other requests."""
 
     sources: tuple[TraceRequest, TraceRequest]
     derive: Derive
-    """Returns None if the two sources differ in more than sizes."""
+    """Function that derives one trace; returns None if the sources differ in more than sizes."""
 
 
 def rules(request: TraceRequest) -> list[DerivationRule]:
-    """Return the rules by which a request's traces may be derived; all are exact, so any order will do.
+    """Return the rules by which a request's traces may be derived; all are exact, so their order does not matter.
 
-    The sources of a rule differ from the request in one property only, and no source can be derived by the same rule.
-    So deriving the sources recursively terminates.
+    The sources of a rule differ from the request in only one property, and no source can be derived by the same rule.
+    Therefore, deriving the sources recursively terminates.
     """
     found = (_by_rank(request), _by_image_count(request), _by_shape(request))
     return [rule for rule in found if rule is not None]

@@ -1,4 +1,4 @@
-"""Provide the traces of a workload: from memory or disk, by derivation, or else by tracing with torch."""
+"""Provide a workload's traces: from memory or disk, by derivation, or else by tracing with torch."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _PREPARING = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Steps(Generic[T]):
-    """Traces (or their summaries) of training on micro-batches of one shape, in the order they run."""
+    """Traces (or their summaries) of training on micro-batches of one shape, in execution order."""
 
     weights: T
-    """Base, adapter and master weights being placed."""
+    """Placement of base, adapter and master weights."""
     micro_first: T
-    """First micro-batch of an optimizer step, in which the master weights' gradients are allocated."""
+    """First micro-batch of an optimizer step, which allocates the master weights' gradients."""
     micro_more: T
     """Any further micro-batch of an optimizer step."""
     optimizer_first: T
-    """First optimizer step of a run, in which the optimizer's state is allocated."""
+    """First optimizer step of a run, which allocates the optimizer's state."""
     optimizer: T
     """Any later optimizer step."""
 
 
 class TraceLibrary:
-    """The traces of any workload, cached in memory and in a store."""
+    """Provider of the traces of any workload, cached in memory and in a store."""
 
     def __init__(
         self,
@@ -54,22 +54,22 @@ class TraceLibrary:
     ) -> None:
         """Use ``store``; ``before_tracing`` is called whenever traces are missing and may raise to cancel.
 
-        ``aside`` is a process that prefetches likely requests into the same store (see ``helped``).
+        ``aside`` prefetches likely requests into the same store in a second process (see ``with_prefetcher``).
         """
         self.store = store
         self.before_tracing = before_tracing
         self.prefetcher = aside
         self.used: set[str] = set()
-        """Keys of all entries that were requested."""
+        """Keys of all entries that were read or made."""
         self.traced: list[str] = []
-        """Keys of those that had to be traced."""
+        """Keys of all entries that had to be traced."""
         self._traces: dict[str, tuple[MemoryTrace, ...]] = {}
         self._summaries: dict[str, tuple[TraceSummary, ...]] = {}
         self._likely_requests: Callable[[], Sequence[TraceRequest]] = tuple
 
     @contextmanager
     def with_prefetcher(self) -> Iterator[None]:
-        """Let a second process prefetch likely requests until the block ends."""
+        """Prefetch likely requests in a second process until the block ends."""
         self.prefetcher = TracePrefetcher(self.store, make_tracer)
         try:
             yield
@@ -78,12 +78,12 @@ class TraceLibrary:
             self.prefetcher = None
 
     def stop_prefetching(self) -> None:
-        """Prefetch nothing more after the current trace."""
+        """Stop prefetching after the current trace."""
         if self.prefetcher is not None:
             self.prefetcher.replace_requests(())
 
     def restart_prefetcher(self) -> None:
-        """Stop the second process until traces are missing again: it holds 0.8 GB of main memory."""
+        """Stop the second process, which uses 0.8 GB of main memory, until traces are missing again."""
         if self.prefetcher is not None:
             self.prefetcher.close()
             self.prefetcher = TracePrefetcher(self.store, make_tracer)
@@ -93,7 +93,7 @@ class TraceLibrary:
         self._likely_requests = requests
 
     def ensure(self, request: TraceRequest) -> None:
-        """Ensure that the traces of a request are on disk."""
+        """Get the traces of a request, so that they are on disk."""
         self._ensure_traces(request)
 
     def steps(self, workload: Workload, bucket: Size, images: int) -> Steps[MemoryTrace]:
@@ -133,15 +133,15 @@ class TraceLibrary:
         return self._summarize(request.key, self._ensure_traces(request)) if found is None else found
 
     def _stored_or_derived(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
-        """Return traces that need no tracing, or None; an empty tuple means that the fit lacks this phase."""
+        """Return traces if they are available without tracing, else None; empty if the fit does not have this phase."""
         here = self._read(request.key)
         return self._derive(request) if here is None else here
 
     def _ensure_traces(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
         """Return the traces of a request: stored, derived, or traced.
 
-        For many images, two small micro-batches are traced instead, and the large one is derived from them: that is
-        quicker, and the next micro-batch size costs nothing.
+        A large micro-batch is derived from two small ones that are traced instead: this is faster, and makes the next
+        micro-batch size nearly free.
         """
         if (here := self._read(request.key)) is not None:
             return here
@@ -183,7 +183,7 @@ class TraceLibrary:
         return self._summaries.get(key)
 
     def _summarize(self, key: str, traces: Sequence[MemoryTrace]) -> tuple[TraceSummary, ...]:
-        """Return the summaries of traces that are in memory by now."""
+        """Return the summaries of traces that are in memory."""
         if key not in self._summaries:
             self._summaries[key] = tuple(map(summary_of, traces))
         return self._summaries[key]
@@ -205,7 +205,7 @@ class TraceLibrary:
         return traces
 
     def _prefetch_for(self, request: TraceRequest) -> None:
-        """Prefetch likely requests while this one is traced; on a single core do nothing."""
+        """Prefetch likely requests while this one is traced; on a single core or for small models, do nothing."""
         if self.prefetcher is not None and usable_cores() > 1 and _is_large(request.workload):
             self.prefetcher.replace_requests(
                 [each for each in self._likely_requests() if each.key != request.key and not self.has(each)]
@@ -228,7 +228,7 @@ def make_tracer(store: TraceStore) -> Callable[[TraceRequest], None]:
 
 
 def prepare() -> None:
-    """Import the tracing code, which takes seconds the first time; other threads wait for it."""
+    """Import the tracing code, which takes seconds the first time; other threads wait until it is imported."""
     with _PREPARING, quick_imports():
         from trainer.memory.trace import other_phases, train_step  # noqa: F401
 

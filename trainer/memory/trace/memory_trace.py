@@ -1,4 +1,4 @@
-"""Memory trace: the births and deaths of a phase's storages in order, and its work. Needs no torch."""
+"""Define memory traces: a phase's storage allocations and frees in order, and its work. Needs no torch."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Storage:
     """Bytes requested, before the allocator rounds up."""
     kind: StorageKind
     module: str
-    """Dotted path of its module, such as "unet.up_blocks.1.attentions.0"; "" for none."""
+    """Dotted path of the module that allocated it, such as "unet.up_blocks.1.attentions.0"; "" for none."""
     stage: str
-    """Stage in which it was born, such as "forward" or "backward"."""
+    """Stage in which it was allocated, such as "forward" or "backward"."""
     name: str | None = None
-    """Name by which a later trace can free it, unique among live storages; None if it dies within its trace."""
+    """Name by which a later trace can free it, unique among live storages; None if it is freed within its trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations of one kind and size, from which their time is computed."""
+    """Operations of one kind and size; the basis for time estimates."""
 
     kind: WorkKind
     dtype: str
-    """Dtype that it computes in: "bfloat16", "float16", "float32" or "uint8"."""
+    """Dtype of the computation, such as "bfloat16", "float32" or "uint8"."""
     stage: str
     flops: int
     """FLOPs of one operation; a multiply-add counts as two."""
@@ -50,13 +50,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryTrace:
-    """What one phase, or one repeatable part of it, does to memory; compared by identity."""
+    """Memory events and work of one phase, or of one repeatable part of it; compared by identity."""
 
     name: str
     storages: tuple[Storage, ...]
     events: NDArray[np.int32]
-    """In order, ``i`` where storage i is born and ``~i`` (negative) where it dies. A storage that dies without a birth
-    was left by an earlier trace under its name; one that never dies is left to later traces under its name."""
+    """Events in order: ``i`` allocates storage i and ``~i`` (negative) frees it. A storage that is freed but not
+    allocated comes from an earlier trace by its name; one that is not freed is passed to later traces by its name."""
     work: tuple[Work, ...]
 
 
@@ -66,13 +66,13 @@ class UnetBlock:
 
     name: str
     saved_bytes: int
-    """Bytes of activations saved for backward at the end of the forward."""
+    """Bytes of activations that are saved for backward when the forward ends."""
     cost: float
-    """Relative cost of computing the block again."""
+    """Relative cost of recomputing the block."""
 
 
 def unet_block(module: str) -> str | None:
-    """Return the name of the UNet block that contains a module, as in job files; None outside of blocks."""
+    """Return the UNet block that contains a module, named as in job files; None outside of blocks."""
     found = _BLOCK.search(module)
     return found.group(1) if found else None
 
@@ -93,10 +93,11 @@ def held_after_forward(trace: MemoryTrace) -> dict[str | None, int]:
 
 
 def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
-    """Return the UNet's blocks, those first whose checkpointing saves the most memory for its cost.
+    """Return the UNet's blocks, starting with those whose checkpointing saves the most memory for its cost.
 
-    ``micro`` is a micro-batch without checkpointing. The cost is bytes of weights times the positions that they apply
-    to, which fall to a quarter at each level down. That ignores attention scores; it only decides the search order.
+    ``micro`` is a micro-batch without checkpointing. The cost is the bytes of weights times the number of positions
+    that they are applied to, which falls to a quarter at each deeper level. It ignores attention scores, because it
+    only determines the search order.
     """
     held = held_after_forward(micro)
     sizes: defaultdict[str, int] = defaultdict(int)
@@ -109,7 +110,7 @@ def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
 
 
 def _level(name: str, levels: int) -> int:
-    """Return how often the image has been halved where a block works."""
+    """Return the depth of a block: how often the image has been halved before it."""
     if name == "mid_block":
         return levels - 1
     index = int(name.rpartition(".")[2])
@@ -117,21 +118,21 @@ def _level(name: str, levels: int) -> int:
 
 
 def _forward_order(name: str) -> tuple[int, str]:
-    """Return a sort key for blocks in the order of the forward: down, mid, up."""
+    """Return a sort key that puts blocks in forward order: down, mid, up."""
     return "dmu".index(name[0]), name
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over one or more traces, in bytes rounded up as the allocator does."""
+    """Memory totals of one or more traces, in bytes rounded up as by the allocator."""
 
     net: int
-    """Bytes alive at the end minus bytes alive at the beginning."""
+    """Bytes allocated at the end minus bytes allocated at the beginning."""
     peak: int
-    """Highest number of live bytes above the level at the beginning."""
+    """Peak allocated bytes minus bytes allocated at the beginning."""
 
     def then(self, other: Totals) -> Totals:
-        """Return the totals of this followed by ``other``."""
+        """Return the totals of these traces followed by those of ``other``."""
         return Totals(self.net + other.net, max(self.peak, self.net + other.peak))
 
 
@@ -148,9 +149,9 @@ class TraceSummary:
 
 
 def totals(trace: MemoryTrace) -> Totals:
-    """Return the totals of a trace, without workspaces, whose size depends on the GPU.
+    """Return the totals of a trace without workspaces, whose size depends on the GPU.
 
-    They are a lower bound for any allocator: what cannot be split off a block only adds to them.
+    They are a lower bound for any allocator, because blocks that cannot be split only add to them.
     """
     sizes = np.array(
         [0 if storage.kind == "workspace" else -(-storage.bytes // BLOCK) * BLOCK for storage in trace.storages],
@@ -168,7 +169,7 @@ def summary_of(trace: MemoryTrace) -> TraceSummary:
 
 
 def total_in_sequence(summaries: Iterable[TraceSummary]) -> Totals:
-    """Return the totals of traces played one after the other."""
+    """Return the totals of traces that are replayed one after the other."""
     total = NOTHING
     for summary in summaries:
         total = total.then(summary.totals)

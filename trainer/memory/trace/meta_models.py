@@ -1,4 +1,4 @@
-"""Build a workload's models without weights on the meta device, and the engine that would train them."""
+"""Build a workload's models on the meta device without weights, and the engine that would train them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Placed = TypeVar("Placed", bound=nn.Module)
 
 @no_init_weights()  # initializing weights that do not exist would be a quarter of the build time
 def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
-    """Return the UNet before its weights are placed, and the placer that quantizes them, if any."""
+    """Return the UNet before its weights are placed, and the placer that quantizes them, or None."""
     unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, workload.unet_config, _SOURCE)
     kind = workload.fit.quantize
     if kind is None or kind == "none":
@@ -69,7 +69,7 @@ def bare_vae(workload: Workload) -> AutoencoderKL:
 
 
 def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Placed:
-    """Place weights as loading does, from main memory that is never touched and so never allocated."""
+    """Place a model's weights as loading does, from main memory that is never touched and thus never committed."""
     stored = {
         name: StoredTensor(weight, partial(torch.empty, weight.shape, dtype=dtype))
         for name, weight in model.named_parameters()
@@ -84,10 +84,10 @@ def dtype_of(workload: Workload) -> torch.dtype:
 
 
 def empty_engine(workload: Workload) -> Engine:
-    """Return the engine as a run builds it, at step 0, on models without weights or data.
+    """Return the engine as a run builds it at step 0, on models without weights and without data.
 
-    The latest models are kept (50 MB of main memory) and reused for equal workloads, since attaching the adapter to
-    SDXL takes PEFT longer than tracing a micro-batch. So only one engine may be in use at a time.
+    The latest models are kept (50 MB of main memory) and reused for equal workloads, because attaching the adapter to
+    SDXL with PEFT takes longer than tracing a micro-batch. Therefore, only one engine may be in use at a time.
     """
     key = workload.key("load")
     if key not in _latest:
@@ -100,7 +100,7 @@ def empty_engine(workload: Workload) -> Engine:
 
 
 _latest: dict[str, tuple[UNet2DConditionModel, list[TextEncoder], Adapter]] = {}
-"""Models of the engine that was made last, by the key of what they depend on."""
+"""Models of the latest engine, by the workload's key for loading."""
 
 
 def _adapted_models(workload: Workload) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
@@ -149,10 +149,10 @@ def _engine_of(
 
 
 def allow_first_step(optimizer: Optimizer) -> None:
-    """Let a fused Adam take its first step on meta tensors, where it refuses to create its state.
+    """Let a fused Adam take its first step on meta tensors, on which it refuses to create its state.
 
-    That is made for it, in its own order; real steps are compared with it by
-    tests/train/memory/trace/test_train_step.py.
+    A hook creates the state instead, in the same order; tests/train/memory/trace/test_train_step.py compares the result
+    with real steps.
     """
 
     def make_state(*_: Any) -> None:
@@ -167,9 +167,9 @@ def allow_first_step(optimizer: Optimizer) -> None:
 
 
 def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
-    """Label everything that an engine keeps, in the order in which it is placed, and watch its models.
+    """Label all lasting tensors of an engine in the order in which they are placed, and watch its models.
 
-    Returns the module of each adapter weight, by its key.
+    Returns the module of each adapter weight by key.
     """
     modules: dict[str, str] = {}
     working = {id(weight): key for key, weight in engine.adapter.parameters.items()}
@@ -193,7 +193,7 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
 
 
 def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters with what bitsandbytes keeps beside them, then buffers, by path."""
+    """Yield parameters, each followed by bitsandbytes' state for it, then buffers, all with their paths."""
     for path, parameter in model.named_parameters():
         yield path, parameter
         if isinstance(parameter, Int8Params):
@@ -211,7 +211,7 @@ def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def micro_batch(workload: Workload, bucket: tuple[int, int], images: int) -> MicroBatch:
-    """Return an uninitialized micro-batch as the collator makes it, on the CPU, for a (w, h) ``bucket``."""
+    """Return an uninitialized micro-batch on the CPU like those of the collator, for a (width, height) ``bucket``."""
     width, height = (side // LATENT_SCALE for side in bucket)
     latents = torch.empty(images, 4, height, width)
     chunks, dtype, config = workload.recipe.token_chunks, dtype_of(workload), workload.unet_config

@@ -1,8 +1,9 @@
 """Trace every phase but the training step by running the trainer's own functions on meta tensors.
 
-Each function returns the traces of its phase in order, to be played on what :func:`load` or :func:`quantize` left. At
-the end of each trace the trainer returns freed memory to the driver (trainer.training.device.offload.release). A trace
-contains each distinct operation once, under a stage such as "encode 1024x768".
+Each function returns the traces of its phase in order; they are replayed after those of :func:`load` or
+:func:`quantise`. At the end of each trace the trainer returns freed memory to the driver
+(trainer.training.device.offload.release_at). A trace contains each distinct operation once, in a stage such as
+"encode 1024x768".
 """
 
 from __future__ import annotations
@@ -59,22 +60,23 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 
 def load(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace placing base, adapter and master weights one tensor at a time; no trace for a quantized base."""
+    """Trace placing base, adapter and master weights one tensor at a time; return no trace for a quantized base."""
     return () if _quantized(workload) else (_load_trace(workload, "load"),)
 
 
 def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace :func:`load` for a quantized base: each weight arrives in 16 bits and stays in 8 or 4."""
+    """Trace loading a quantized base: each weight is copied to the GPU in 16 bits and stored in 8 or 4."""
     return (_load_trace(workload, "quantise"),) if _quantized(workload) else ()
 
 
 def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace placing the VAE, encoding one image of each shape and freeing it, before the base is loaded.
 
-    Beyond fit.cache_gigabytes, images and texts of later epochs are encoded between epochs, beside everything that
-    training holds: there the same traces are played again (RunSchedule.between_epochs). An image that a bf16 VAE turns
-    infinite or NaN is encoded again in fp32. Plans leave that out: bf16 has the range of fp32, so only damaged VAEs do
-    it. Its cost is reported separately (trainer.memory.forecast.forecast.encoding_again).
+    If the cache exceeds fit.cache_gigabytes, images and texts of later epochs are encoded between epochs, next to
+    everything that training holds; the same traces are replayed there (RunSchedule.between_epochs). If a bf16 VAE
+    returns infinite or NaN values for an image, the image is encoded again in fp32. Plans leave that out: bf16 has the
+    range of fp32, so this happens only with damaged VAEs. Its cost is reported separately
+    (trainer.memory.forecast.forecast.forecast_fp32_retry).
     """
     vae = bare_vae(workload)
     with recording(VAE_ATTENTION) as tracer:
@@ -89,7 +91,7 @@ def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
 def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace placing the text encoders, encoding a batch and freeing them, before the base is loaded.
 
-    No trace where the text encoders are trained.
+    Returns no trace if text encoders are trained.
     """
     if workload.trained_texts:
         return ()
@@ -104,7 +106,7 @@ def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def validate(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace measuring one image of the largest shape at every timestep."""
+    """Trace measuring the loss of one image of the largest shape at every validation timestep."""
     engine = empty_engine(workload)
     width, height = size = (workload.validation_buckets or workload.buckets)[0].size
     stage, traces = f"validate {width}x{height}", []
@@ -123,9 +125,9 @@ def validate(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace drawing the prompts; placing the VAE, decoding and freeing it; and moving the UNet back.
+    """Trace sampling the prompts, decoding with a temporarily placed VAE, and moving the UNet back.
 
-    Of prompts that need the same memory only one is drawn, in a few steps; the work is scaled to all of them.
+    Of all prompts that need the same memory, only one is sampled, in a few steps; the work is scaled to all of them.
     """
     if not workload.previews:
         return ()
@@ -149,12 +151,12 @@ def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def checkpoint(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Return a trace that needs nothing: checkpoints are copied to main memory one tensor at a time."""
+    """Return an empty trace: checkpoints are copied to main memory one tensor at a time and need no GPU memory."""
     return (NOTHING,)
 
 
 def save(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace computing Schedule-Free's averaged weights; otherwise nothing: files are made on the CPU."""
+    """Trace computing Schedule-Free's averaged weights, else return an empty trace; files are made on the CPU."""
     if not isinstance(workload.recipe.optimizer, ScheduleFreeConfig):  # spares the seconds that the engine takes
         return (NOTHING,)
     engine = empty_engine(workload)
@@ -176,7 +178,7 @@ def _vae_dtype(workload: Workload) -> torch.dtype:
 
 
 def _load_trace(workload: Workload, name: str) -> MemoryTrace:
-    """Trace placing everything that stays for the run, in the order of build_engine."""
+    """Trace placing all models and weights that stay for the run, in the order of build_engine."""
     (unet, placer), dtype = bare_unet(workload), dtype_of(workload)
     encoders = bare_text_encoders(workload) if workload.trained_texts else []
     with recording("math") as tracer:
@@ -192,7 +194,7 @@ def _load_trace(workload: Workload, name: str) -> MemoryTrace:
 
 
 def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> None:
-    """Place a model that is freed within its phase, and watch it."""
+    """Place and watch a model that is freed within its phase."""
     with tracer.stage("load"):
         place(model, dtype)
     for path, weight in lasting_tensors(model):
@@ -201,7 +203,7 @@ def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> N
 
 
 def _shapes(workload: Workload) -> list[Size]:
-    """Return every shape that images are encoded in, the one with the most pixels first."""
+    """Return every shape in which images are encoded, the one with the most training pixels first."""
     return list(dict.fromkeys(bucket.size for bucket in (*workload.buckets, *workload.validation_buckets)))
 
 
@@ -221,7 +223,7 @@ def _size(prompt: PromptConfig) -> Size:
 
 
 def _draw(tracer: Tracer, workload: Workload, engine: Engine, prompt: PromptConfig) -> Tensor:
-    """Draw the latents of one prompt, in as few steps as show what every step does."""
+    """Sample the latents of one prompt, in as few steps as represent all of them."""
     width, height = _size(prompt)
     few = prompt.replaced(steps=min(prompt.steps, STEPS_DRAWN))
     sampler = make_sampler(prompt.sampler, workload.prediction, zero_terminal_snr=workload.zero_terminal_snr)
@@ -233,7 +235,7 @@ def _draw(tracer: Tracer, workload: Workload, engine: Engine, prompt: PromptConf
 
 
 def _text(workload: Workload, engine: Engine) -> TextConditioning:
-    """Return a text from encoders that are trained, otherwise as if from the cache, on the CPU."""
+    """Return conditioning from trained text encoders, or else an uninitialized one on the CPU, like from the cache."""
     if engine.models.text_encoders:
         return _encode(workload, engine.models.text_encoders)
     text = micro_batch(workload, (LATENT_SCALE, LATENT_SCALE), 1).text
@@ -250,7 +252,7 @@ def _decode(tracer: Tracer, workload: Workload, vae: AutoencoderKL, latents: Map
 
 
 def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
-    """Return the storages that trainer.training.device.offload.away frees, in its order, each one once."""
+    """Return the storages that trainer.training.device.offload.offloaded frees, each once, in the same order."""
     placed = {storage.name: storage for storage in weights.storages}
     names: dict[int, str] = {}
     for key, weight in engine.adapter.parameters.items():
@@ -263,14 +265,14 @@ def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
 
 
 def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrace:
-    """Return the trace with deaths of earlier traces' storages at its end."""
+    """Return the trace with frees of earlier traces' storages added at its end."""
     first = len(trace.storages)
     deaths = ~np.arange(first, first + len(leaving), dtype=np.int32)
     return replace(trace, storages=(*trace.storages, *leaving), events=np.concatenate([trace.events, deaths]))
 
 
 def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:
-    """Return the trace with births of freed storages at its beginning."""
+    """Return the trace with new allocations of freed storages added at its beginning."""
     births = np.arange(len(returning), dtype=np.int32)
     # Indices shift by the new storages; a death ~i becomes ~(i + n) = ~i - n.
     moved = np.where(trace.events < 0, trace.events - len(returning), trace.events + len(returning)).astype(np.int32)
@@ -278,7 +280,7 @@ def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryT
 
 
 def _step_factors(prompts: Sequence[PromptConfig]) -> dict[str, float]:
-    """Return by stage how many times the traced steps are done in all."""
+    """Return, by stage, the number of actual steps per traced step."""
     every, traced = Counter[str](), Counter[str]()
     for prompt in prompts:
         every[f"draw {prompt.width}x{prompt.height}"] += prompt.steps

@@ -1,4 +1,4 @@
-"""Prefetch traces in a second process, so that a second core helps."""
+"""Prefetch traces in a second process to use a second core."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ PATIENCE = 3.0
 
 
 Tracer = Callable[[TraceStore], Callable[[TraceRequest], None]]
-"""Returns a function that traces a request into a store, in the worker process. Pickled by name: module level only."""
+"""Function that returns a tracing function for a store in the second process; pickled, so module level only."""
 
 
 class TracePrefetcher:
-    """Traces requests into a store, in order, in a process that starts with the first one.
+    """Second process that traces requests into a store in order; it starts with the first request.
 
-    It takes some seconds to start and 0.8 GB of main memory while it lives. Its errors are ignored: whoever needs
-    those traces finds them missing, traces them and meets the error there. When the process that asked ends, in
-    whatever way, this one ends as well, even in the middle of a trace.
+    It takes some seconds to start and 0.8 GB of main memory while it runs. Its errors are ignored: the process that
+    needs the missing traces traces them itself and gets the error. When the parent process ends, in whatever way, this
+    one ends as well, even in the middle of a trace.
     """
 
     def __init__(self, store: TraceStore, tracer: Tracer) -> None:
@@ -58,7 +58,7 @@ class TracePrefetcher:
         self.close()
 
     def close(self) -> None:
-        """End the process even in the middle of a trace; finished traces are kept."""
+        """End the process, even in the middle of a trace; finished traces are kept."""
         self._end()
         if self._process is not None:
             self._process.join(PATIENCE)
@@ -69,22 +69,22 @@ class TracePrefetcher:
             self._pipe.close()
 
     def replace_requests(self, requests: Sequence[TraceRequest]) -> None:
-        """Trace these next, in order; earlier requests that have not started are dropped."""
+        """Trace these requests next, in order; drop earlier requests that have not started."""
         for key in [key for key, asked in self._futures.items() if asked.cancel()]:
             del self._futures[key]
         for request in requests:
             self.submit(request)
 
     def submit(self, request: TraceRequest) -> Future[None]:
-        """Trace this after all earlier requests; the future is done when it was traced, failed or was dropped."""
+        """Trace a request after all earlier ones; the future is done when it is traced, has failed or is dropped."""
         if request.key not in self._futures:
             self._futures[request.key] = self._executor.submit(self._trace, request)
         return self._futures[request.key]
 
     def finish(self, key: str) -> None:
-        """Wait until these traces are not in progress; if they have not started, drop them and return at once.
+        """Wait until the traces under ``key`` are no longer in progress; if they have not started, drop them instead.
 
-        If the process seems stuck, it is ended and nothing more is prefetched.
+        If the process seems to hang, it is terminated and nothing more is prefetched.
         """
         asked = self._futures.get(key)
         if asked is None or asked.cancel():
@@ -101,7 +101,7 @@ class TracePrefetcher:
             pipe.recv()
 
     def _end(self) -> None:
-        """Prefetch nothing more, and terminate the process."""
+        """Stop prefetching for good and terminate the process."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -123,7 +123,7 @@ class TracePrefetcher:
 
 
 def _serve(pipe: Connection, tracer: Tracer, folder: Path, shipped: Path | None) -> None:
-    """Trace requests until the other end of the pipe is closed; the main function of the process."""
+    """Trace requests until the other end of the pipe is closed; this is the process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -137,18 +137,18 @@ def _serve(pipe: Connection, tracer: Tracer, folder: Path, shipped: Path | None)
 
 
 def _leave(*_: object) -> None:
-    """Exit in the middle of a trace, but in order: after a kill Python would warn about leaked semaphores.
+    """Exit in the middle of a trace, but cleanly: after a kill, Python would warn about leaked semaphores.
 
-    An exception would not do, since the code that happens to run might catch it.
+    Raising an exception is not enough, because the code that is running might catch it.
     """
     atexit._run_exitfuncs()
     os._exit(0)
 
 
 def _end_with_parent() -> None:
-    """Exit as soon as the parent has died: a reader of its output would wait for this process as well.
+    """Exit as soon as the parent has ended, because readers of its output would wait for this process too.
 
-    In order because of the semaphores, or the hard way if that takes too long.
+    Exits cleanly because of the semaphores, or forcibly if that takes too long.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,4 +1,4 @@
-"""Record the births and deaths of meta-tensor storages and the operations between as memory traces."""
+"""Record allocations and frees of meta-tensor storages, and the operations between them, as memory traces."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _REPLACEMENTS: dict[OpOverload, Callable[..., Any]] = {
 
 
 class _LiveStorage(weakref.ref[torch.UntypedStorage]):
-    """A weak reference to a live storage, with what the trace records about it.
+    """Weak reference to a live storage, with the properties that the trace records.
 
-    Being weak, it does not keep the storage alive, and its callback reports the death at the exact moment.
+    It does not keep the storage alive, and its callback runs at the moment when the storage is freed.
     """
 
     __slots__ = ("address", "bytes", "index", "kind", "module", "name", "stage")
@@ -55,7 +55,7 @@ class _LiveStorage(weakref.ref[torch.UntypedStorage]):
     address: int
     bytes: int
     index: int
-    """Index in the current trace; -1 while the trace does not mention it."""
+    """Index in the current trace; -1 if the trace does not contain the storage yet."""
     kind: StorageKind | None
     module: str
     name: str | None
@@ -66,30 +66,30 @@ class _Operator(NamedTuple):
     """Properties of an operator that do not depend on its arguments."""
 
     returns_new: bool
-    """Whether everything it returns is newly allocated."""
+    """Whether all results are newly allocated."""
     touches_memory: bool
-    """Whether it touches memory; views do not."""
+    """Whether the operator touches memory; views do not."""
     allocates: bool
-    """Whether it only allocates memory, which launches no kernel on a GPU."""
+    """Whether the operator only allocates memory, which launches no kernel on a GPU."""
     in_place: bool
-    """Whether it is elementwise and in place, so that it can be skipped on meta tensors."""
+    """Whether the operator is elementwise and in place and can thus be skipped on meta tensors."""
     writes_out: bool
-    """Whether it is a matrix product with an ``out`` argument, which can be skipped on meta tensors as well."""
+    """Whether the operator is a matrix product with an ``out`` argument, which can also be skipped on meta tensors."""
     work: WorkKind
     flops: Callable[..., int] | None
     replacement: Callable[..., Any] | None
-    """Function to call in its place."""
+    """Function to call instead of the operator; None for most."""
 
 
 class _Call(NamedTuple):
     """Properties of an operator called with certain shapes."""
 
     on_meta: bool
-    """Whether any meta tensor is involved."""
+    """Whether any argument or result is a meta tensor."""
     made: tuple[_TensorSpec | None, ...] | None
-    """Specs of the returned tensors if all of them are new, so that later calls can skip PyTorch; otherwise None."""
+    """Specs of the results if all of them are new, with which later calls can skip PyTorch; otherwise None."""
     single: bool
-    """Whether it returns one tensor instead of a tuple."""
+    """Whether the call returns a single tensor instead of a tuple."""
     hidden: tuple[int, ...]
     """Bytes of each buffer that the CUDA kernel allocates for its own use."""
     dtype: str
@@ -128,7 +128,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stage = ""
         self._stage_began = 0
         self._operand: _LiveStorage | None = None
-        """Storage that the latest result takes over if its next death follows at once: CUDA computes in place there."""
+        """Storage that the latest result reuses, as CUDA computes in place, if the storage is freed next."""
         self._after_product = False
         # Addresses of storages that hold only zeros, and of the results of `any` on them.
         self._zeros: set[int] = set()
@@ -148,9 +148,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive.clear()
 
     def label(self, tensor: Tensor, kind: StorageKind, module: str, name: str | None = None) -> None:
-        """Label a tensor's storage; if it is not known yet, its birth is recorded now.
+        """Label a tensor's storage; if it is not known yet, record its allocation now.
 
-        ``name`` identifies it in later traces, unless it has a name already. No two live storages may share one.
+        ``name`` identifies it in later traces, unless it already has a name. Names of live storages must be unique.
         """
         storage = tensor.untyped_storage()
         live = self._alive.get(storage._cdata) or self._record_birth(storage)
@@ -158,7 +158,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live.name = live.name or name
 
     def mark_zero(self, tensor: Tensor) -> None:
-        """Mark a tensor as holding only zeros, for code that branches on its values."""
+        """Mark a tensor as all zeros, for code that branches on its values."""
         self._zeros.add(tensor.untyped_storage()._cdata)
 
     def knows(self, tensor: Tensor) -> bool:
@@ -167,7 +167,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Name the stage of everything inside; within "forward", autograd becomes "backward" and "recompute"."""
+        """Set the stage's name inside the block; in "forward", autograd's work becomes "backward" and "recompute"."""
         outer, self._outer_stage = self._outer_stage, name
         try:
             yield
@@ -206,7 +206,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operation and record it.
 
-        On meta tensors equal arguments give equal results, so PyTorch runs only the first of many equal calls: it
+        On meta tensors, equal arguments give equal results, so PyTorch runs only the first of many equal calls; it
         computes most result shapes in Python, which is slow.
         """
         kwargs = kwargs or {}
@@ -244,7 +244,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _read(self, tensor: Tensor) -> float:
-        """Return a stand-in for a number that the code reads from the device: 0 for known zeros, otherwise 1."""
+        """Return a substitute for a number that code reads from the device: 0 for known zeros, otherwise 1."""
         address = tensor.untyped_storage()._cdata
         if address not in self._false:
             return 1.0
@@ -252,10 +252,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return 0.0
 
     def _record_results(self, func: OpOverload, args: Sequence[Any], results: Sequence[Any]) -> None:
-        """Record the births of an operation's results, and remember the operand that CUDA might overwrite.
+        """Record the allocation of an operation's results, and remember the operand that CUDA might overwrite.
 
-        Whether CUDA overwrites it depends on whether anything else holds it. If not, it is freed right after the
-        operation, which shows only at the next death (_record_death).
+        CUDA overwrites it only if nothing else holds it. In that case it is freed right after the operation, which is
+        noticed only when the next storage is freed (_record_death).
         """
         for result in results:
             if isinstance(result, Tensor) and result.is_meta:
@@ -283,7 +283,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_buffer(Storage(call.bytes, "workspace", "cudnn", self._stage))
 
     def _record_buffer(self, buffer: Storage) -> None:
-        """Record a buffer that lives within one operation."""
+        """Record a buffer that exists only during one operation."""
         index = len(self._storages)
         self._storages.append(buffer)
         self._events += (index, ~index)
@@ -296,7 +296,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages.append(workspace)
 
     def _record_birth(self, storage: torch.UntypedStorage) -> _LiveStorage:
-        """Record a new storage, and have its death recorded when PyTorch frees it."""
+        """Record a new storage's allocation, and its free when PyTorch frees it."""
         live = _LiveStorage(storage, self._record_death)
         live.address, live.bytes = storage._cdata, storage.nbytes()
         live.kind, live.name = None, None
@@ -308,7 +308,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return live
 
     def _record_death(self, live: Any) -> None:
-        """Record the death of a storage; called by its weak reference."""
+        """Record that a storage was freed; called by its weak reference."""
         if self._alive.pop(live.address, None) is None:
             return
         # Only the death right after the result's birth counts: with any other event between them, something else held
@@ -326,7 +326,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _merge_into_operand(self, operand: _LiveStorage) -> None:
         """Give the latest result the memory of an operand that nothing else held.
 
-        The result's birth and the operand's death are both left out: one storage lives through both.
+        The allocation of the result and the free of the operand are both left out: they become one storage.
         """
         self._events.pop()
         result_storage = self._storages.pop()
@@ -343,7 +343,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _update_stage(self) -> None:
         """Update the stage when autograd begins or ends, or when checkpointing recomputes within it.
 
-        Autograd gives no notice of either, so this is checked before each recorded operation.
+        Autograd signals neither, so this is checked before each recorded operation.
         """
         stage = self._outer_stage
         if stage == "forward" and torch._C._current_graph_task_id() != -1:
@@ -360,7 +360,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stage, self._stage_began = stage, len(self._storages)
 
     def _module(self) -> str:
-        """Return the module at work: the one that is running, or the one whose backward is running."""
+        """Return the path of the module that is running, or whose backward is running."""
         if self._stage != "backward":
             return self._modules[-1]
         node: Any = torch._C._current_autograd_node()
@@ -381,7 +381,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mark_nodes()
 
     def _mark_nodes(self) -> None:
-        """Note that autograd nodes from here on belong to the innermost running module."""
+        """Remember that autograd nodes from now on belong to the innermost running module."""
         number: int = torch._C._autograd._get_sequence_nr()
         if number == self._node_numbers[-1]:
             self._node_modules[-1] = self._modules[-1]
@@ -390,7 +390,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._node_modules.append(self._modules[-1])
 
     def _as_storage(self, storage: _LiveStorage | Storage) -> Storage:
-        """Return the final record of a storage; what outlives an optimizer step is the optimizer's state."""
+        """Return the final record of a storage; storages that outlive an optimizer step are optimizer state."""
         if isinstance(storage, Storage):
             return storage
         alive = storage() is not None
@@ -402,7 +402,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Work(self._operators[key[0]].work, call.dtype, stage, call.flops, call.bytes, count)
 
     def _look_up(self, func: OpOverload) -> _Operator:
-        """Return the properties of an operator from its schema, and remember them."""
+        """Determine the properties of an operator from its schema, cache and return them."""
         packet = func.overloadpacket
         kind: WorkKind = "other"
         if packet in _GEMMS:
@@ -432,7 +432,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
     """Yield an active tracer; operations run as on a GPU that computes attention with ``kernel``.
 
-    This replaces functions of PyTorch for the whole process, so nothing else may compute meanwhile.
+    This replaces functions of PyTorch for the whole process, so nothing else may use PyTorch during the block.
     """
     tracer = Tracer()
     collecting = gc.isenabled()
@@ -481,13 +481,13 @@ def _describe_call(
 
 
 def _output_argument_bytes(outputs: Sequence[Tensor], kwargs: Mapping[str, Any]) -> int:
-    """Return the bytes of ``out`` arguments, which are results as well and would be counted twice."""
+    """Return the bytes of ``out`` arguments, which are also results and would otherwise be counted twice."""
     places = [tensor for tensor in _tensors(kwargs.values()) if any(tensor is one for one in outputs)]
     return sum(tensor.numel() * tensor.itemsize for tensor in places)
 
 
 def _result_specs(results: Sequence[Any], inputs: Sequence[Tensor]) -> tuple[_TensorSpec | None, ...] | None:
-    """Return how to make results again; None unless each is a new meta tensor that fills its own storage."""
+    """Return specs to recreate results; None unless each is a new meta tensor that fills its own storage."""
     storages = {tensor.untyped_storage()._cdata for tensor in inputs}
     made: list[_TensorSpec | None] = []
     for tensor in results:

@@ -1,8 +1,8 @@
-"""Store traces and forecast results on disk: those that ship with Impasto, and a cache of new ones.
+"""Store traces on disk: read-only ones that ship with Impasto, and a cache of new ones.
 
-A trace is stored as plain arrays in one file, small and quick to read, in full or only as a summary. An entry is a few
+A trace is stored as plain arrays, which are small and quick to read, completely or only as a summary. An entry is a few
 traces under one key, in a file of its own or in an archive of similar entries. The cache has a size limit; the least
-recently used files go first. Needs no torch.
+recently used files are removed first. Needs no torch.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ STRAY_SECONDS = 3600.0
 
 
 def write(path: Path, traces: Sequence[MemoryTrace]) -> None:
-    """Write one entry as an npz file of plain arrays, atomically."""
+    """Write one entry atomically as an npz file of plain arrays."""
     _write(path, _arrays_of(traces), zipfile.ZIP_DEFLATED)
 
 
 def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> None:
-    """Write many entries into one archive, atomically; similar ones should be adjacent.
+    """Write many entries to one archive atomically; similar ones should be adjacent.
 
-    LZMA finds what they have in common: they take a tenth of the bytes of separate files, but longer to write.
+    LZMA compresses what they have in common: they take a tenth of the bytes of separate files but longer to write.
     """
     arrays = _arrays_of([trace for traces in entries.values() for trace in traces])
     counts = {key: len(traces) for key, traces in entries.items()}
@@ -74,24 +74,24 @@ def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> N
 
 
 def read(path: Path) -> tuple[MemoryTrace, ...] | None:
-    """Return the traces in a file of ``write``; None if it is missing, damaged, or of another format."""
+    """Return the traces in a file written by ``write``; None if it is missing, damaged, or in another format."""
     return _read(path, _Columns.traces)
 
 
 def read_summaries(path: Path) -> tuple[TraceSummary, ...] | None:
-    """Return the summaries of the traces in a file without reading their storages; None as for ``read``."""
+    """Return the summaries of the traces in a file without reading their storages; None like ``read``."""
     return _read(path, _Columns.summaries)
 
 
 class Archive:
-    """A file that ``write_archive`` made; each of its arrays is read once, when it is needed."""
+    """File written by ``write_archive``; each of its arrays is read once, when it is first needed."""
 
     def __init__(self, path: Path) -> None:
         self._columns = _Columns(_LazyArrays(path))
 
     @cached_property
     def _places(self) -> dict[str, slice]:
-        """Return the position of each entry's traces among all; empty if the file is unusable."""
+        """Return the positions of each entry's traces among all traces; empty if the file is unusable."""
         try:
             counts: dict[str, int] = _from_array(self._columns.arrays["entries"])
             _require_form(self._columns.arrays)
@@ -101,7 +101,7 @@ class Archive:
             return {}
 
     def __contains__(self, key: str) -> bool:
-        """Return whether there is an entry under a key."""
+        """Return whether the archive has an entry under ``key``."""
         return key in self._places
 
     def read(self, key: str) -> tuple[MemoryTrace, ...] | None:
@@ -109,7 +109,7 @@ class Archive:
         return self._found(key, self._columns.traces)
 
     def read_summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """Return the summaries of the traces under ``key``; None as for ``read``."""
+        """Return the summaries of the traces under ``key``; None like ``read``."""
         return self._found(key, self._columns.summaries)
 
     def _found(self, key: str, parse: Callable[[slice], Iterator[T]]) -> tuple[T, ...] | None:
@@ -120,7 +120,7 @@ class Archive:
 
 
 class _LazyArrays(Mapping[str, NDArray[Any]]):
-    """The arrays of a file, each read on access; the file is closed in between."""
+    """Arrays of a file, each read on every access; the file is closed in between."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -166,7 +166,7 @@ def _require_form(arrays: Arrays) -> None:
 
 
 class _Strings:
-    """List of distinct strings, each known by its index."""
+    """List of distinct strings that are referred to by index."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -180,7 +180,7 @@ class _Strings:
 
 
 def _as_array(content: Any) -> NDArray[Any]:
-    """Return JSON as an array of bytes."""
+    """Return a value as JSON in an array of bytes."""
     return np.frombuffer(json.dumps(content).encode("utf-8"), dtype=np.uint8)
 
 
@@ -191,8 +191,8 @@ def _from_array(array: NDArray[Any]) -> Any:
 def _arrays_of(traces: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
     """Return the columns of a file: traces, distinct storages and kinds of work, and the event streams.
 
-    Distinct storages are stored once and referred to by number. Events are stored relative to the latest birth: these
-    distances repeat from layer to layer, so they compress well.
+    Distinct storages are stored once and referred to by number. Events are stored relative to the latest allocation:
+    these distances repeat from layer to layer, so they compress well.
     """
     strings, words = _Strings(), _Strings()
     place, word = strings.place, words.place
@@ -262,7 +262,7 @@ class _Columns:
             yield MemoryTrace(summary.name, self._storages(numbers), events, summary.work)
 
     def _storages(self, numbers: NDArray[np.int32]) -> tuple[Storage, ...]:
-        """Return storages by number; equal ones share one object, made on first use."""
+        """Return the storages with these numbers; equal ones share one object, which is created on first use."""
         known = self._known
         texts = self._strings
         new = [number for number in np.unique(numbers).tolist() if number not in known]
@@ -286,7 +286,7 @@ class _Columns:
 
     @cached_property
     def _starts(self) -> list[list[int]]:
-        """Return where each trace's storages, events and work begin."""
+        """Return the positions at which each trace's storages, events and work begin."""
         counts = self.arrays["tapes"][:, 1:4]
         starts: list[list[int]] = (np.cumsum(counts, axis=0) - counts).tolist()
         return starts
@@ -325,9 +325,9 @@ class _Columns:
 
 
 def _relative(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Encode numbers, given in order of first use, as the distance from the next new one; 0 means new.
+    """Encode numbers, assigned in order of first use, as distances from the next new number; 0 means new.
 
-    That repeats more than the numbers themselves, so it compresses better.
+    Distances repeat more often than the numbers themselves, so they compress better.
     """
     given = np.maximum.accumulate(np.concatenate([[-1], numbers]))[:-1] + 1
     return (given - numbers).astype(np.int32)
@@ -340,35 +340,36 @@ def _absolute(relative: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class TraceStore:
-    """Entries of a few traces each, by key."""
+    """Store of entries, each a few traces, by key."""
 
     def __init__(self, folder: Path, shipped: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
-        """Use the cache in ``folder`` behind the read-only archives in ``shipped``.
+        """Use the read-only archives in ``shipped`` first, then the cache in ``folder``.
 
-        The archives in its folder "others" are searched last: they are rarely needed, and opening many takes time.
+        The archives in a subfolder of ``shipped`` (SOURCES_FOLDER) are searched last, because they are rarely needed
+        and opening many takes time.
         """
         self.folder = folder
         self.shipped = shipped
         self.most_bytes = most_bytes
         self.outcomes = folder / "outcomes"
-        """Folder in which `OutcomeStore` keeps the forecast results of these traces."""
+        """Folder in which `ResultStore` stores the forecast results of these traces."""
         self.shipped_outcomes = shipped and shipped / SHIPPED_OUTCOMES
 
     @staticmethod
     def of_user() -> TraceStore:
-        """Return this user's store, with the traces that ship with Impasto."""
+        """Return the user's store, including the traces that ship with Impasto."""
         return TraceStore(places.cache_folder() / "traces", asset_path("traces"))
 
     def load(self, key: str) -> tuple[MemoryTrace, ...] | None:
-        """Return the traces under ``key``; None if there are none or the entry is damaged, which removes it."""
+        """Return the traces under ``key``; None if there are none or the entry is damaged (and then removed)."""
         return self._found(key, Archive.read, read)
 
     def summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """Return the summaries of the traces under ``key`` ten times faster than ``load``; None as there."""
+        """Return the summaries of the traces under ``key``, ten times faster than ``load``; None in the same cases."""
         return self._found(key, Archive.read_summaries, read_summaries)
 
     def save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
-        """Store ``traces`` under ``key``, atomically; raises OSError when the disk refuses."""
+        """Store ``traces`` under ``key`` atomically; raises OSError if they cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write(self.folder / f"{key}{SUFFIX}", traces)
         evict(self.folder, SUFFIX, self.most_bytes)
@@ -407,12 +408,12 @@ def _archives_in(folder: Path | None) -> list[Archive]:
 
 
 def _find_in(archives: Sequence[Archive], key: str, look: Callable[[Archive, str], T | None]) -> T | None:
-    """Return what ships under ``key``; None if nothing readable does."""
+    """Return the result of ``look`` in the first archive with ``key``; None if there is none or it is unreadable."""
     return next((look(archive, key) for archive in archives if key in archive), None)
 
 
 def evict(folder: Path, suffix: str, most_bytes: int) -> None:
-    """Remove stray temporary files, and the least recently used files until the rest fits or one is left."""
+    """Remove stray temporary files, then the least recently used files until the rest fits or only one is left."""
     with suppress(OSError):  # tried again the next time
         files.remove_temporary_files(folder, idle=STRAY_SECONDS)
     stamped = []
@@ -429,6 +430,6 @@ def evict(folder: Path, suffix: str, most_bytes: int) -> None:
 
 
 def mark_used(path: Path) -> None:
-    """Set a file's time of last use, which decides what is removed first."""
+    """Set a file's time of last use, which decides the order of removal."""
     with suppress(OSError):  # a read-only folder can still be read
         os.utime(path)

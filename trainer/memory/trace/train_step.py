@@ -30,12 +30,12 @@ SMALLEST: Size = (64, 64)
 
 @dataclass(frozen=True, slots=True)
 class MicroTraces:
-    """Traces of micro-batches, which pass storages on by name: ``first``, then any number of ``more``."""
+    """Traces of micro-batches that share storages by name: ``first``, then any number of ``more``."""
 
     weights: MemoryTrace
-    """Base, adapter and master weights being placed; comes before all others."""
+    """Placement of base, adapter and master weights; comes before all other traces."""
     first: Mapping[Size, MemoryTrace]
-    """First micro-batch of an optimizer step by bucket, in which the master weights' gradients are allocated."""
+    """First micro-batch of an optimizer step, which allocates the master weights' gradients, by bucket."""
     more: Mapping[Size, MemoryTrace]
     """Any further micro-batch, by bucket."""
 
@@ -57,9 +57,9 @@ def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> Mic
 
 
 def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
-    """Trace the first optimizer step of a run, in which its state is allocated, and any later one.
+    """Trace the first optimizer step of a run, which allocates the optimizer's state, and any later one.
 
-    Both can follow micro-batches of any size. The smallest one is run here to find out which weights get gradients.
+    Both can follow micro-batches of any size. The smallest one runs here to find out which weights get gradients.
     """
     engine = empty_engine(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
@@ -74,7 +74,7 @@ def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
 
 
 class _GradientSlot(NamedTuple):
-    """Memory of a gradient: layers that are computed together have their gradients in one storage."""
+    """Memory of a gradient; layers that are computed together have their gradients in one storage."""
 
     storage: int
     bytes: int
@@ -84,10 +84,10 @@ class _GradientSlot(NamedTuple):
 
 
 class _Training:
-    """The parts of trainer.training.engine.Engine's optimizer step, each recorded as a trace of its own.
+    """Parts of trainer.training.engine.Engine's optimizer step, each recorded as a separate trace.
 
-    Parts are traced once and combined later. That is why micro_step and accumulate set gradients up and drop them
-    outside of their traces: each begins in the state in which the other ends.
+    Parts are traced once and combined later. Therefore, micro_step and accumulate create and drop gradients outside of
+    their traces: each begins in the state in which the other ends.
     """
 
     def __init__(self, workload: Workload, engine: Engine, tracer: Tracer) -> None:
@@ -97,7 +97,7 @@ class _Training:
         self.modules = label_engine(tracer, engine)
         self.total: Tensor | None = None
         self.slots: dict[str, _GradientSlot] = {}
-        """Memory of the working weights' gradients, by key, for those that get one."""
+        """Memory of the gradients of working weights that get one, by key."""
         _hide_paged_state(engine.optimizer)
 
     def begin_step(self) -> MemoryTrace:
@@ -122,7 +122,7 @@ class _Training:
         return trace
 
     def accumulate(self, name: str) -> MemoryTrace:
-        """Trace adding the working weights' gradients, set up outside of the trace, to the master weights'."""
+        """Trace adding the working weights' gradients, created outside of the trace, to the master weights'."""
         masters = self.engine.master_weights
         # One buffer for each storage: layers computed together share one, which dies with its last gradient.
         buffers: dict[int, Tensor] = {}
@@ -140,7 +140,7 @@ class _Training:
         return self.tracer.cut(name)
 
     def optimizer_step(self, name: str) -> MemoryTrace:
-        """Trace the step from summed loss and gradients to updated weights without gradients."""
+        """Trace the optimizer step, from summed loss and gradients to updated weights without gradients."""
         engine = self.engine
         assert self.total is not None
         with self.tracer.stage("optimizer"):
@@ -160,7 +160,7 @@ class _Training:
     def _label_state(self) -> None:
         """Label the optimizer's state; large paged state stays unknown to the tracer.
 
-        Single numbers come from torch.tensor, which no dispatch mode sees, so their birth is recorded here.
+        Scalars come from torch.tensor, which dispatch modes do not see, so their allocation is recorded here.
         """
         for key, master in self.engine.master_weights.masters.items():
             for entry, value in self.engine.optimizer.state.get(master, {}).items():
@@ -174,7 +174,7 @@ def _place(gradient: Tensor) -> _GradientSlot:
 
 
 def _hide_paged_state(optimizer: Any) -> None:
-    """Allocate a paged optimizer's large states where the tracer does not see them.
+    """Allocate a paged optimizer's large states outside of the tracer's view.
 
     On a GPU they are in unified memory outside of PyTorch's allocator.
     """

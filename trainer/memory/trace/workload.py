@@ -1,4 +1,4 @@
-"""Describe exactly what a job's memory depends on, and hash it into the keys of its traces."""
+"""Describe everything that a job's memory depends on, and hash it into the keys of its traces."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ _FACTS: dict[TracePart, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class BucketUse:
-    """Shape that images are trained in."""
+    """Shape in which images are trained on."""
 
     width: int
     height: int
     images: int
-    """Number of images shown in it in the first epoch, with repeats; 0: in later epochs only."""
+    """Number of images in this shape in the first epoch, repeats included; 0 if it occurs only in later epochs."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -108,16 +108,16 @@ class Workload:
     validation_buckets: tuple[BucketUse, ...] = ()
     """Shapes to validate in; if empty, those of ``buckets``."""
     validation_timesteps: int = 5
-    """Number of timesteps at which each image is measured."""
+    """Number of timesteps at which the loss of each image is measured."""
 
     @property
     def trained_texts(self) -> bool:
-        """Return whether text encoders are trained, so that all of them stay on the GPU."""
+        """Return whether any text encoder is trained; then all of them stay on the GPU."""
         return learns_texts(self.recipe)
 
     @property
     def has_published_unet(self) -> bool:
-        """Return whether the UNet's config is the published one of its family, whatever its weights."""
+        """Return whether the UNet has the published config of its family, regardless of its weights."""
         return _plain(self.unet_config) == _plain(bundled_configs(self.family)["unet"])
 
     @property
@@ -196,12 +196,12 @@ class Workload:
 
 
 def learns_texts(recipe: RecipeConfig) -> bool:
-    """Return whether a recipe trains a text encoder: then no text is cached."""
+    """Return whether a recipe trains a text encoder; then no texts are cached."""
     return recipe.text_encoder.learning_rate > 0 or recipe.text_encoder_2.learning_rate > 0
 
 
 class SourceFacts(Protocol):
-    """What a workload needs to know about a base; trainer.base.source.BaseSource provides it."""
+    """Properties of a base that a workload depends on, as provided by trainer.base.source.BaseSource."""
 
     @property
     def unet_config(self) -> Config: ...  # noqa: D102 (as in BaseSource)
@@ -262,7 +262,7 @@ def workload_without_base(
 
 
 def complete_fit(fit: FitConfig) -> FitConfig:
-    """Return the fit with open settings that affect memory filled in from `OPEN_FIT`."""
+    """Return the fit with unset keys that affect memory filled in from `OPEN_FIT`."""
     return fit.replaced(**{name: value for name, value in OPEN_FIT if getattr(fit, name) is None})
 
 
@@ -272,12 +272,12 @@ def _uses(shown: Counter[tuple[int, int]]) -> tuple[BucketUse, ...]:
 
 
 def _plain(config: Config) -> dict[str, object]:
-    """Return a config without the entries that name its file and the version that wrote it."""
+    """Return a config without entries that start with an underscore (its file, the version that wrote it)."""
     return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
 def _product_facts(product: Int8LayerConfig) -> dict[str, int | None]:
-    """Return the sizes of int8 products under literal keys: a renamed attribute must not change a hash."""
+    """Return the sizes of int8 products under fixed keys, so renaming an attribute does not change a hash."""
     return {
         "inputs": product.inputs,
         "outputs": product.outputs,
@@ -287,13 +287,13 @@ def _product_facts(product: Int8LayerConfig) -> dict[str, int | None]:
 
 
 def _present(settings: Mapping[str, object]) -> dict[str, object]:
-    """Replace fractional settings by whether they are set: their strength changes numbers, not tensors."""
+    """Replace float settings by whether they are nonzero: their value changes numbers, not tensors."""
     return {name: bool(value) if isinstance(value, float) else value for name, value in settings.items()}
 
 
 @cache
 def library_versions() -> tuple[str, ...]:
-    """Return the versions of LIBRARIES without build suffixes such as +cpu: on meta, builds do the same."""
+    """Return the versions of LIBRARIES without build suffixes such as +cpu, which do not affect meta tensors."""
     return tuple(version(library).partition("+")[0] for library in LIBRARIES)
 
 
