@@ -214,7 +214,7 @@ class CommandEvent(Event):
 @json_keys("code", "sentence")
 @dataclass(frozen=True)
 class Notice(Event):
-    """A message for the user that does not stop the run."""
+    """Message for the user that does not stop the run."""
 
     type: ClassVar[str] = "notice"
     code: str
@@ -297,7 +297,7 @@ class PhaseMemory(Event):
 @json_keys("code", "sentence", "remedy")
 @dataclass(frozen=True)
 class ErrorEvent(Event):
-    """An error ended the attempt; contains what happened and what to do."""
+    """Error that ended the attempt, with what happened and what to do."""
 
     type: ClassVar[str] = "error"
     code: str
@@ -308,7 +308,7 @@ class ErrorEvent(Event):
 @json_keys("outcome", "step", "file", "run")
 @dataclass(frozen=True)
 class Finished(Event):
-    """The attempt ended; `file` is the LoRA file relative to the run directory, None if none was written."""
+    """Last event of an attempt; `file` is the LoRA file relative to the run directory, None if none was written."""
 
     type: ClassVar[str] = "finished"
     outcome: Outcome
@@ -320,7 +320,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class UnknownEvent(Event):
-    """Damaged line, or one from another version; kept unchanged to lose nothing."""
+    """Damaged line, or line from another version, kept unchanged to avoid losing data."""
 
     type: ClassVar[str] = "unknown"
     line: str

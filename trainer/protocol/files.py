@@ -40,7 +40,7 @@ _MOST_BYTES = 120  # of UTF-8; leaves space for "-step00000500.safetensors" with
 
 
 def replace(source: Path, target: Path) -> None:
-    """Rename `source` to `target` atomically, replacing `target`; retry while a program has either open.
+    """Rename `source` to `target` atomically, replacing `target`; retry while a program has either file open.
 
     Raises PermissionError after two seconds, and any other OSError at once.
     """
@@ -202,7 +202,7 @@ def _trimmed(name: str) -> str:
 
 
 class Links:
-    """Check of symbolic links, which must lead into a folder that the user listed and not to other private files.
+    """Guard against symbolic links that lead out of the folders that the user listed, such as to private files.
 
     Folders are resolved to their real location. Hard links look like regular files and are read as such.
     """
@@ -213,7 +213,7 @@ class Links:
         self._folders = tuple(_real(str(folder)) for folder in folders)
 
     def allow_file(self, path: Path) -> bool:
-        """Return whether a file may be read, because it is no link or an allowed one; costs one lstat."""
+        """Return whether a file may be read: it is not a link, or it is an allowed one. Costs one lstat."""
         return not path.is_symlink() or self.allow(path)
 
     def allow(self, path: Path) -> bool:

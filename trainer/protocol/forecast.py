@@ -122,7 +122,7 @@ class Forecast:
     budget: int
     """Bytes that the allocator may reserve: free memory minus ``outside`` and ``margin``."""
     fits: bool
-    """Whether the simulation within the budget, retries included, ends without out-of-memory."""
+    """Whether the simulated run stays within the budget, retries included."""
     seconds: float
     """Seconds of the whole run."""
     step_seconds: Mapping[str, float]
@@ -132,7 +132,7 @@ class Forecast:
     error: float = 0.0
     """Relative error that an estimate may have; 0 for an exact forecast."""
     time_factor: float = 1.0
-    """Factor learned from finished runs and included in all seconds here; stored to be able to divide it out."""
+    """Factor learned from finished runs and included in all seconds here; stored so it can be divided out."""
     flops: float = 0.0
     """FLOPs of all training steps, recomputed activations included; 0 if unknown."""
     flops_limit: float = 0.0

@@ -15,7 +15,7 @@ from trainer.protocol import places
 from trainer.protocol.files import long_path, safe_name
 
 CHECK_PATIENCE = 1.0
-"""Seconds to wait for a lock that should be free: a process that only checks it holds it for microseconds."""
+"""Seconds to wait for a lock that should be free; another process that checks it holds it only for microseconds."""
 _POLL = 0.05  # seconds; neither system can wait for a file lock with a timeout
 _RETRY_SECONDS = (0.001, 0.002, 0.005, 0.01)  # what a check on Windows costs while the lock is held
 
@@ -112,7 +112,7 @@ def require_file(path: Path) -> None:
 
 
 def lane_of(device: str | None) -> str:
-    """Return the lane of a job's device, in which one run works at a time: "cuda:0" for "cuda", "cpu" for None."""
+    """Return the lane of a job's device, which one run uses at a time: "cuda:0" for "cuda", "cpu" for None."""
     return {"cuda": "cuda:0", None: "cpu"}.get(device, device or "cpu")
 
 

@@ -54,8 +54,8 @@ class MemoryAdvice:
     """Advice on how to free the GPU memory that a plan lacks."""
 
     code: AdviceCode
-    """close: these programs hold enough. close_some: these may, but the driver reports no sizes. free: no program is
-    known to hold enough. larger_gpu: closing every program would not be enough."""
+    """close: closing these programs frees enough. close_some: it may, but the driver reports no sizes. free: no program
+    is known to use enough. larger_gpu: closing all programs would not be enough."""
     bytes: int
     """Bytes that the programs use for `close`, else the bytes to free."""
     programs: tuple[str, ...] = ()

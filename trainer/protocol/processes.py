@@ -206,7 +206,7 @@ class Server:
         self._say({"id": identity, "state": "error", **details})
 
     def _overtaken(self) -> bool:
-        """Return whether a newer request is waiting; the end of the input is none."""
+        """Return whether a newer request is waiting; the end of the input does not count."""
         return any(line is not None for line in tuple(self._waiting.queue))
 
     def _request(self, line: str) -> Request:

@@ -23,7 +23,7 @@ UNMEASURED = DeviceSpeed(CPU, (), 1.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A GPU, its free memory, and what is known about its overheads, speed and earlier forecasts."""
+    """State of a GPU: free memory, overheads, speed, and corrections learned from finished runs."""
 
     gpu: GpuSpec
     free_bytes: int

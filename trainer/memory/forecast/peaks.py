@@ -110,7 +110,7 @@ def _words(stage: str, module: str, blocks: BlockCounts) -> str:
 
 
 def _part(module: str, blocks: BlockCounts) -> str:
-    """Return the words for the part of the model that contains a module; blocks are numbered in forward order."""
+    """Return a description of the part of the model that contains a module; blocks count in forward order."""
     if block := _BLOCK.match(module):
         side, index = block.group(1), int(block.group(2))
         place = "last" if index == getattr(blocks, side) - 1 else _ORDINALS[index]

@@ -98,8 +98,8 @@ def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryT
 def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
     """Return a trace of the master weights' gradients, kept at fixed addresses, and the driver's memory.
 
-    During capture the gradients exist three times: those accumulated so far, those being captured, and those of the
-    replay. The driver's memory is included although PyTorch's allocator does not allocate it, because it has to fit
+    During capture, three copies of the gradients exist: the accumulated ones, the ones being captured, and the ones
+    for replay. The driver's memory is included although PyTorch's allocator does not allocate it, because it has to fit
     as well.
     """
     gradients = sum(each.bytes for each in first.storages if (each.name or "").startswith("master_gradient."))

@@ -213,7 +213,7 @@ class Evaluator:
         self.traces.set_prefetch(lambda: [*self._missing_traces(following()), *self._later()])
 
     def refine(self, fit: FitConfig) -> None:
-        """Get one more missing trace: the anchor's, or the fit's training steps or previews."""
+        """Get one more missing trace: of the anchor, or of the fit's training steps or previews."""
         quantize = fit.quantize or "none"
         if quantize not in self._anchors:
             self.anchor(quantize)

@@ -110,7 +110,7 @@ def _quick_rate(threads: int | None) -> DeviceSpeed:
 
 
 def _quickest(call: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of many calls, to reduce the influence of other programs."""
+    """Return the seconds of the fastest of many calls, which other programs disturb least."""
     best, ends = math.inf, time.perf_counter() + QUICK_SECONDS
     while time.perf_counter() < ends or math.isinf(best):
         started = time.perf_counter()

@@ -27,7 +27,7 @@ SMALLER = 0.85
 # Fits evaluated at most for each alternative to the pick: alternatives are only suggestions.
 LOOKED_AT = 3
 BEFORE_TRAINING: tuple[ForecastPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
-"""Phases whose memory depends on no searched fit setting; the quantization of the base affects only loading."""
+"""Phases whose memory depends on no searched setting, except that loading depends on quantization."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class _Planning:
         return found
 
     def report_likely(self, likely: FitConfig, report: Callable[[Plan], None]) -> bool:
-        """Report a likely fit with the user's keys if it works and is not traced yet; return whether it did so."""
+        """Report a likely fit with the user's keys if it works and is untraced; return whether it was reported."""
         stated = {name: value for name in SEARCHED_FIT_KEYS if (value := getattr(self.written, name)) is not None}
         fit = self.workload.fit.replaced(**{name: getattr(likely, name) for name in SEARCHED_FIT_KEYS} | stated)
         fit = fit.replaced(micro_batch=min(fit.micro_batch or 1, self.workload.recipe.effective_batch or 1))

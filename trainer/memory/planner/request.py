@@ -131,7 +131,7 @@ def _cache_bytes(workload: Workload, encoded: PhaseCounts) -> int:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The parts of a job and a GPU that a plan depends on."""
+    """Properties of a job and a GPU that a plan depends on."""
 
     name: str
     workload: Workload
@@ -151,7 +151,7 @@ class PlanRequest:
 
 @dataclass
 class _BaseFacts:
-    """Properties of a base on this PC, or assumed ones if it is not here."""
+    """Properties of a base: read from its files if it is on this PC, otherwise assumed."""
 
     family: Family
     prediction: Prediction

@@ -93,7 +93,7 @@ class TraceLibrary:
         self._likely_requests = requests
 
     def ensure(self, request: TraceRequest) -> None:
-        """Get the traces of a request, so that they are on disk."""
+        """Ensure that the traces of a request are on disk."""
         self._ensure_traces(request)
 
     def steps(self, workload: Workload, bucket: Size, images: int) -> Steps[MemoryTrace]:
@@ -102,7 +102,7 @@ class TraceLibrary:
         return Steps(*micro, *self.phase(workload, "optimizer"))
 
     def step_summaries(self, workload: Workload, bucket: Size, images: int) -> Steps[TraceSummary]:
-        """Return the summaries of the traces of ``steps``."""
+        """Return the summaries of the traces that ``steps`` returns."""
         micro = self._ensure_summaries(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase_summaries(workload, "optimizer"))
 
@@ -111,7 +111,7 @@ class TraceLibrary:
         return self._ensure_traces(TraceRequest(workload, part))
 
     def phase_summaries(self, workload: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
-        """Return the summaries of the traces of ``phase``."""
+        """Return the summaries of the traces that ``phase`` returns."""
         return self._ensure_summaries(TraceRequest(workload, part))
 
     def has_steps(self, workload: Workload, bucket: Size, images: int) -> bool:

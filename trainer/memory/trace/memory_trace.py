@@ -56,7 +56,7 @@ class MemoryTrace:
     storages: tuple[Storage, ...]
     events: NDArray[np.int32]
     """Events in order: ``i`` allocates storage i and ``~i`` (negative) frees it. A storage that is freed but not
-    allocated comes from an earlier trace by its name; one that is not freed is passed to later traces by its name."""
+    allocated was left by an earlier trace under its name; one that is not freed is left to later traces."""
     work: tuple[Work, ...]
 
 

@@ -28,15 +28,15 @@ PATIENCE = 3.0
 
 
 Tracer = Callable[[TraceStore], Callable[[TraceRequest], None]]
-"""Function that returns a tracing function for a store in the second process; pickled, so module level only."""
+"""Factory of a store's tracing function, called in the second process; pickled, so it must be at module level."""
 
 
 class TracePrefetcher:
-    """Second process that traces requests into a store in order; it starts with the first request.
+    """Prefetcher that traces requests into a store, in order, in a second process.
 
-    It takes some seconds to start and 0.8 GB of main memory while it runs. Its errors are ignored: the process that
-    needs the missing traces traces them itself and gets the error. When the parent process ends, in whatever way, this
-    one ends as well, even in the middle of a trace.
+    The process starts with the first request, takes some seconds to start and uses 0.8 GB of main memory. Its errors
+    are ignored: the parent process finds the traces missing, traces them itself and gets the error. When the parent
+    process ends, in whatever way, this one ends as well, even in the middle of a trace.
     """
 
     def __init__(self, store: TraceStore, tracer: Tracer) -> None:

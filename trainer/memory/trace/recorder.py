@@ -128,7 +128,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stage = ""
         self._stage_began = 0
         self._operand: _LiveStorage | None = None
-        """Storage that the latest result reuses, as CUDA computes in place, if the storage is freed next."""
+        """Storage that the latest result reuses if it is freed next, because CUDA then computes in place."""
         self._after_product = False
         # Addresses of storages that hold only zeros, and of the results of `any` on them.
         self._zeros: set[int] = set()
@@ -183,7 +183,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._hooks.append(part.register_forward_hook(self._leave, always_call=True))
 
     def cut(self, name: str) -> MemoryTrace:
-        """End the current trace and begin the next; live storages pass to later traces under their names."""
+        """End the current trace and begin the next one; live storages are passed to later traces by name."""
         self._update_stage()
         # A storage without a name gets one here, since a later trace can free it only by name.
         for number, live in enumerate(self._alive.values()):
