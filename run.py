@@ -152,7 +152,7 @@ def open_window(paths: List[str]) -> int:
 
 
 def python_fits(version: Tuple[int, ...], bits: int) -> bool:
-    """Return whether a Python of this (major, minor) version and word size can run Impasto."""
+    """Return whether a Python with this (major, minor) version and word size can run Impasto."""
     return (3, 11) <= tuple(version[:2]) <= (3, 14) and bits == 64
 
 
@@ -171,7 +171,7 @@ def find_python() -> str:
 
 
 def python_candidates(launcher_list: str) -> Iterator[str]:
-    """Yield candidate interpreters: those listed by Windows' `py -0p`, then `python3.x` on PATH."""
+    """Yield candidate interpreters: first the ones that Windows' `py -0p` lists, then `python3.x` on PATH."""
     # " -V:3.12 *        C:\Program Files\Python312\python.exe"; older launchers write " -3.11-64        C:\..."
     yield from re.findall(r"(?m)^[ \t]*-\S+(?:[ \t]+\*)?[ \t]+(\S.*\.exe)[ \t\r]*$", launcher_list)
     yield from filter(None, (shutil.which(f"python3.{minor}") for minor in (12, 13, 11, 14)))
@@ -193,7 +193,7 @@ def python_install_command(system: str) -> str:
 
 
 def torch_arguments(system: str, gpu: Optional[Gpu], torch: str) -> List[str]:
-    """Return pip's arguments for the torch build that runs here; `torch` is the requirement with its bounds.
+    """Return the pip arguments that install a torch build for this machine; `torch` is the bounded requirement.
 
     Builds for CUDA 13 need a driver that supports it (R580) and Turing (7.5) or later. Builds for CUDA 12.6 need a
     driver that supports CUDA 12 (R525) and a GPU from Maxwell (5.0) to Hopper (9.0). Source: the CUDA support matrix in
@@ -222,7 +222,7 @@ def torch_arguments(system: str, gpu: Optional[Gpu], torch: str) -> List[str]:
 
 
 def detect_gpu() -> Optional[Gpu]:
-    """Return the most capable GPU that nvidia-smi lists; None without a GPU or driver."""
+    """Return the most capable GPU that nvidia-smi lists; None if there is no GPU or driver."""
     tool = shutil.which("nvidia-smi") or os.path.expandvars(r"%SYSTEMROOT%\System32\nvidia-smi.exe")
     banner = ask([tool])
     return parse_gpu(banner, ask([tool, "--query-gpu=compute_cap,name", "--format=csv,noheader"])) if banner else None
@@ -256,7 +256,7 @@ def reachable(url: str) -> bool:
 
 
 def prepare(extras: Sequence[str], cpu: bool) -> str:
-    """Ensure that `.venv` has the requirements of Impasto and `extras`; return its interpreter."""
+    """Ensure that `.venv` has the requirements of Impasto and `extras`; return the path of its interpreter."""
     if not is_ready(extras, cpu):
         with setup_lock():
             restore_old_environment()
@@ -279,7 +279,7 @@ def is_ready(extras: Iterable[str], cpu: bool) -> bool:
 
 
 def build(extras: List[str], cpu: bool) -> None:
-    """Create `.venv` again and check that it starts; on any failure, restore the previous environment."""
+    """Recreate `.venv` and check that it works; on any failure, restore the previous environment."""
     started = time.monotonic()
     gpu = None if cpu else detect_gpu()
     torch = next(line for line in requirements([]) if line.startswith("torch"))
@@ -320,7 +320,7 @@ def add_extras(extras: Sequence[str]) -> None:
 
 
 def requirements(extras: Iterable[str]) -> List[str]:
-    """Return the requirements of Impasto and some extras from pyproject.toml."""
+    """Return the requirements that pyproject.toml lists for Impasto and these extras."""
     # tomllib alone takes seconds and gigabytes on some damaged files, which `read_toml` rejects at once.
     from trainer.protocol.reading import read_toml
 
@@ -381,7 +381,7 @@ def restore_old_environment() -> None:
 
 
 def pip(what: str, arguments: Sequence[str]) -> None:
-    """Install into `.venv`; only wheels, because users have no compiler."""
+    """Install packages into `.venv`, only from wheels, because users have no compiler."""
     options = ["--no-input", "--disable-pip-version-check", "--only-binary", ":all:"]
     step(what, [str(venv_python()), "-m", "pip", "install", *options, *arguments], shown=True)
 
@@ -405,7 +405,7 @@ def base_exists() -> bool:
 
 
 def read_small(path: Path) -> str:
-    """Return the text of a small file of ours; "" for a missing or huge file, a pipe or a folder."""
+    """Return the text of one of our small files; "" for a missing or huge file, a pipe or a folder."""
     try:
         return path.read_text("utf-8", "replace") if path.is_file() and path.stat().st_size < GIB // 1024 else ""
     except OSError:
@@ -413,7 +413,7 @@ def read_small(path: Path) -> str:
 
 
 def read_stamp() -> Dict[str, Any]:
-    """Return the stamp of a finished `.venv`; an empty one if it is missing or damaged."""
+    """Return the stamp of a finished `.venv`; an empty dict if the stamp is missing or damaged."""
     try:
         stamp = json.loads(read_small(VENV / "impasto.json"))
     except (ValueError, RecursionError):
@@ -424,13 +424,13 @@ def read_stamp() -> Dict[str, Any]:
 
 
 def write_stamp(stamp: Dict[str, Any]) -> None:
-    """Write the stamp of a finished `.venv`, as the last action of a setup."""
+    """Write the stamp that marks `.venv` as finished, as the last action of a setup."""
     (VENV / "impasto.json").write_text(json.dumps(stamp, indent=1), encoding="utf-8")
 
 
 @contextlib.contextmanager
 def setup_lock() -> Iterator[None]:
-    """Hold the lock on the environment; wait while another process holds it."""
+    """Hold the lock on the environment within the block; wait while another process holds it."""
     from trainer.protocol.locks import hold_lock, is_held
 
     STATE.mkdir(exist_ok=True)
@@ -476,14 +476,14 @@ def step(what: str, arguments: Sequence[str], shown: bool = False) -> None:
 
 
 def begin_log(arguments: Sequence[str]) -> None:
-    """Start the log of this setup with the facts that a bug report needs."""
+    """Start this setup's log with the facts that a bug report needs."""
     STATE.mkdir(exist_ok=True)
     lines = [time.strftime("%Y-%m-%d %H:%M:%S"), f"Python {sys.version} at {sys.executable}", platform.platform()]
     LOG.write_text("\n".join([*lines, f"torch arguments: {list(arguments)}", ""]), encoding="utf-8")
 
 
 def environment() -> Dict[str, str]:
-    """Return the environment variables without those that would make Python or pip use other environments."""
+    """Return the environment variables, except the ones that make Python or pip use another environment."""
     variables = {key: value for key, value in os.environ.items() if key not in LEAKS and not key.startswith("CONDA")}
     # Otherwise a folder named `trainer` in the current directory would be imported instead of ours.
     return {**variables, "PYTHONSAFEPATH": "1"}
@@ -499,7 +499,7 @@ def ask(arguments: Sequence[str]) -> str:
 
 
 def hand_over(arguments: Sequence[str]) -> int:
-    """Replace this process with another program, or on Windows run it; return its exit code."""
+    """Replace this process with another program; on Windows, run the program and return its exit code."""
     sys.stdout.flush()
     if os.name == "posix":
         os.execve(arguments[0], list(arguments), environment())
@@ -516,7 +516,7 @@ def say(text: Optional[str]) -> None:
 
 
 def fail(what: str, remedy: str) -> int:
-    """Print what failed and what to do; return the exit code of a failure."""
+    """Print what failed and what to do; return a failure exit code."""
     say(f"\nCould not set up Impasto: {what}.\nWhat to do: {remedy}")
     return 1
 

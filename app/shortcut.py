@@ -25,7 +25,7 @@ $link.Save()
 
 
 def main() -> int:
-    """Create the entry and print where it is; return the exit code."""
+    """Create the shortcut and print its path; return the exit code."""
     try:
         place = windows_shortcut() if sys.platform == "win32" else menu_entry()
     except ImpastoError as error:
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def menu_entry() -> str:
-    """Write impasto.desktop for the menu of a Linux desktop; raise ImpastoError if that fails."""
+    """Write impasto.desktop for the application menu on Linux; raise ImpastoError if that fails."""
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     target = Path(data) / "applications" / "impasto.desktop"
     try:

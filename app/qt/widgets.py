@@ -1,4 +1,4 @@
-"""Widgets and helpers that pages share, safe for untrusted text and images."""
+"""Widgets and helpers that the pages share; safe for untrusted text and images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _APP = "impasto"
 
 
 class ComboBox(QComboBox):
-    """Combo box that ignores the wheel unless it has the focus."""
+    """Combo box that ignores the mouse wheel unless it has the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -61,7 +61,7 @@ class ComboBox(QComboBox):
 
 
 class SpinBox(QSpinBox):
-    """Spin box that ignores the wheel unless it has the focus."""
+    """Spin box that ignores the mouse wheel unless it has the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -73,7 +73,7 @@ class SpinBox(QSpinBox):
 
 
 class DoubleSpinBox(QDoubleSpinBox):
-    """Spin box for decimals that ignores the wheel unless it has the focus."""
+    """Spin box for decimals that ignores the mouse wheel unless it has the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -85,7 +85,7 @@ class DoubleSpinBox(QDoubleSpinBox):
 
 
 class Slider(QSlider):
-    """Slider that ignores the wheel unless it has the focus."""
+    """Slider that ignores the mouse wheel unless it has the focus."""
 
     def __init__(self, orientation: Qt.Orientation, parent: QWidget | None = None) -> None:
         super().__init__(orientation, parent)
@@ -97,7 +97,7 @@ class Slider(QSlider):
 
 
 class DateTimeEdit(QDateTimeEdit):
-    """Date and time field that ignores the wheel unless it has the focus."""
+    """Date and time field that ignores the mouse wheel unless it has the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -120,7 +120,7 @@ def plain_label(role: str = "") -> QLabel:
 
 
 def set_message(label: QLabel, text: str, role: str | None = None) -> None:
-    """Set a label's text, and its role if given; an empty text hides the label."""
+    """Set a label's text, and its role if given; hide the label if the text is empty."""
     if role is not None and label.property("role") != role:
         label.setProperty("role", role)
         label.style().polish(label)  # Qt does not restyle on property changes
@@ -129,7 +129,7 @@ def set_message(label: QLabel, text: str, role: str | None = None) -> None:
 
 
 def icon_label(side: int) -> QToolButton:
-    """Return a non-interactive widget for an icon of `side` logical px; `set_icon` sets the icon."""
+    """Return a non-interactive widget for an icon `side` logical px wide; `set_icon` sets the icon."""
     place = QToolButton()
     place.setIconSize(QSize(side, side))
     place.setFocusPolicy(Qt.FocusPolicy.NoFocus)
@@ -138,7 +138,7 @@ def icon_label(side: int) -> QToolButton:
 
 
 def center(owner: QWidget, *parts: QWidget | int) -> None:
-    """Lay widgets out in a column slightly above the middle: labels at full width, others at their own width.
+    """Lay out widgets in a column slightly above the middle: labels at full width, others at their own.
 
     A number adds extra space between two parts, in logical px.
     """
@@ -160,7 +160,7 @@ def center(owner: QWidget, *parts: QWidget | int) -> None:
 
 
 def raise_window(window: QWidget) -> None:
-    """Bring a window to the front at its former size, also if it was minimized or just closed."""
+    """Bring a window to the front at its previous size, even if it was minimized or just closed."""
     window.show()
     window.setWindowState(window.windowState() & ~Qt.WindowState.WindowMinimized)
     window.raise_()
@@ -173,18 +173,18 @@ def while_alive(owner: QObject, callback: Callable[..., None]) -> Callable[..., 
 
 
 def until_destroyed(owner: QObject, *ends: Callable[[], None]) -> None:
-    """Call these disconnect functions when `owner` is destroyed: the session's events outlive every widget."""
+    """Call these disconnect functions when `owner` is destroyed; the session's events outlive all widgets."""
     owner.destroyed.connect(lambda _=None: [end() for end in ends])
 
 
 def to_image(pixels: Pixels) -> QImage:
-    """Return pixels as a QImage that owns its memory."""
+    """Convert pixels to a QImage that owns its memory."""
     form = QImage.Format.Format_RGB888
     return QImage(pixels.rgb, pixels.width, pixels.height, 3 * pixels.width, form).copy()
 
 
 def to_pixmap(pixels: Pixels, side: int, ratio: float) -> QPixmap:
-    """Return a pixmap that fits a square of `side` logical px at a device pixel ratio."""
+    """Convert pixels to a pixmap that fits a square of `side` logical px at the device pixel ratio `ratio`."""
     image = to_image(pixels)
     edge = round(side * ratio)
     scaled = image.scaled(edge, edge, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation)
@@ -201,7 +201,7 @@ def retain_size(widget: QWidget) -> None:
 
 
 def close_row(dialog: QDialog) -> QDialogButtonBox:
-    """Return a button box with a Close button that is not the default, so that Enter does not close the dialog."""
+    """Return a button box whose Close button is not the default, so pressing Enter does not close the dialog."""
     row = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
     row.button(QDialogButtonBox.StandardButton.Close).setAutoDefault(False)
     row.rejected.connect(dialog.reject)
@@ -257,7 +257,7 @@ class ElidedLabel(QLabel):
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return space for a few letters."""
+        """Return a size with space for a few letters."""
         return QSize(min(60, super().sizeHint().width()), super().minimumSizeHint().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
@@ -272,9 +272,10 @@ class ElidedLabel(QLabel):
 
 
 def flow(sizes: Sequence[QSize], width: int, gap: int, breaks: Collection[int] = ()) -> tuple[list[QRect], int]:
-    """Return the rectangle of each size and the total height; the indexes in `breaks` start a new row.
+    """Arrange sizes in rows; return their rectangles and the total height.
 
-    Sizes wider than `width` are cut to it and get their own row. All in px.
+    The sizes at the indexes in `breaks` start a new row. Sizes wider than `width` are cut to it and get their own row.
+    All values are in px.
     """
     places: list[QRect] = []
     x = y = row = 0
@@ -290,7 +291,7 @@ def flow(sizes: Sequence[QSize], width: int, gap: int, breaks: Collection[int] =
 
 
 class FlowLayout(QLayout):
-    """Layout that places widgets in rows and wraps them like words; its height depends on its width."""
+    """Layout that places widgets in rows and wraps them like words, so its height depends on its width."""
 
     def __init__(self, gap: int) -> None:
         super().__init__()
@@ -306,19 +307,19 @@ class FlowLayout(QLayout):
         return len(self._items)
 
     def itemAt(self, index: int) -> QLayoutItem | None:  # noqa: N802 - Qt asks beyond the end
-        """Return an item; None if the index is out of range."""
+        """Return the item at an index; None if the index is out of range."""
         return self._items[index] if 0 <= index < len(self._items) else None
 
     def takeAt(self, index: int) -> QLayoutItem | None:  # noqa: N802
-        """Remove an item and return it; None if the index is out of range."""
+        """Remove and return the item at an index; None if the index is out of range."""
         return self._items.pop(index) if 0 <= index < len(self._items) else None
 
     def expandingDirections(self) -> Qt.Orientation:  # noqa: N802
-        """Return no direction: the layout takes no more space than it needs."""
+        """Return no directions: the layout takes no more space than it needs."""
         return Qt.Orientation(0)
 
     def hasHeightForWidth(self) -> bool:  # noqa: N802
-        """Return True: the height depends on the width."""
+        """Return True, because the height depends on the width."""
         return True
 
     def heightForWidth(self, width: int) -> int:  # noqa: N802
@@ -351,7 +352,7 @@ class FlowLayout(QLayout):
         return [item for item in self._items if not item.isEmpty()]
 
     def _places(self, width: int) -> tuple[list[QRect], int]:
-        """Return rectangles and total height; all items get the largest height, so that they align."""
+        """Return the items' rectangles and the total height; all items get the largest height, which aligns them."""
         sizes = [item.sizeHint() for item in self._shown()]
         height = max((size.height() for size in sizes), default=0)
         return flow([QSize(size.width(), height) for size in sizes], width, self.spacing())
@@ -370,7 +371,7 @@ def languages() -> list[str]:
 
 
 def install_language(application: QCoreApplication, language: str) -> None:
-    """Install the translations of a language ("system": the system's), with English as the fallback.
+    """Install the translations for a language ("system": the system's language), with English as the fallback.
 
     English has a translation file too, for its plural forms.
     """
@@ -390,12 +391,12 @@ def _install(application: QCoreApplication, locale: QLocale, name: str, folder: 
 
 
 def open_folder(folder: Path) -> bool:
-    """Open a folder in the file manager; return whether the request was accepted."""
+    """Open a folder in the file manager; return whether the system accepted the request."""
     return QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder)))
 
 
 def reveal(file: Path) -> bool:
-    """Show a file in the file manager, selected where the system supports that; return whether it was accepted."""
+    """Show a file in the file manager, selected if possible; return whether the system accepted the request."""
     if sys.platform == "win32":
         return QProcess.startDetached("explorer.exe", ["/select,", str(file)])[0]
     if sys.platform == "darwin":
@@ -417,7 +418,7 @@ def size_slider(sides: tuple[int, int], side: int, name: str) -> QSlider:
 
 
 def plain_tip(text: str) -> str:
-    """Return a tooltip that shows the text literally: Qt would parse captions that look like HTML."""
+    """Return a tooltip that shows the text literally; otherwise Qt parses captions that look like HTML."""
     return f"<p style='white-space: pre-wrap'>{escape(text)}</p>" if text else ""
 
 

@@ -1,4 +1,4 @@
-"""The main window: a sidebar on the left, the page beside it, notices above and the status bar below."""
+"""Main window: a sidebar on the left, the page next to it, notices above and the status bar below."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from app.qt.runs.notifier import Notifier
 
 _MAX_QUICK_WRITES = 500
-"""Maximum number of unsaved edits to write before the user is asked about conflicts."""
+"""Maximum number of unsaved edits to write before asking the user about conflicts."""
 _PATIENCE = 2.0
-"""Seconds without progress after which the window stops waiting for those writes."""
+"""Seconds without progress after which the window stops waiting for these writes."""
 
 
 class Sidebar(QFrame):
-    """Column of page buttons, one per command; exactly one is checked."""
+    """Column of buttons that open pages, one per command; exactly one is checked."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -78,7 +78,7 @@ class Sidebar(QFrame):
         return button
 
     def mark(self, index: int) -> None:
-        """Show which page is open."""
+        """Check the button of the open page."""
         self.buttons.button(index).setChecked(True)
 
 
@@ -98,7 +98,7 @@ class Window(QMainWindow):
         self._painted = self._closing = self._decided_later = False
         self._notifier: Notifier | None = None
         self._state, self._state_notice = recent.read_window_state()
-        """Saved window state by name, including that of pages that are not built yet."""
+        """Saved window state by name, including the state of pages that are not built yet."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
         self.setWindowTitle("Impasto")
         self.setAcceptDrops(True)
@@ -117,13 +117,13 @@ class Window(QMainWindow):
         self._connect_signals()
         self._restore()
         self._fresh = True
-        """Whether the user has not opened a page yet, so that the window may show a running training."""
+        """Whether the user has not opened a page yet; if so, the window may show a running training."""
         InputPriorityFilter(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
-        """Open folders, and the folders of images, as datasets; open LoRAs and presets. Then call `then`.
+        """Open folders, and the folders that contain images, as datasets; open LoRAs and presets; then call `then`.
 
-        Shows the images unless the user has opened another page in the meantime.
+        Shows the Images page unless the user opens another page first.
         """
         page = self.pages.currentIndex()
 
@@ -144,19 +144,19 @@ class Window(QMainWindow):
         self.session.navigator.open_paths(whole, while_alive(self, open_all))
 
     def come_forward(self, paths: list[str]) -> None:
-        """Bring the window to the front and open the paths of a later start."""
+        """Bring the window to the front and open the paths that the app was started with again."""
         raise_window(self)
         if self.session.training.now and not paths:
             self.show_training()
         self.open(paths)
 
     def report_crash(self, text: str) -> None:
-        """Report that the app crashed last time, with a button for the details."""
+        """Report that the app crashed last time; a button shows the details."""
         show = (self.tr("Show details"), lambda: self._show_crash(text))
         self.notices.show_notice(self.tr("Impasto crashed the last time it was open."), "warning", show)
 
     def report_error(self, text: str) -> None:
-        """Report an unexpected error, with a button for the details; the app keeps running."""
+        """Report an unexpected error; a button shows the details, and the app keeps running."""
         show = (self.tr("Show details"), lambda: self._show_crash(text))
         self.notices.show_notice(self.tr("Something went wrong. Your captions are safe."), "error", show)
 
@@ -181,13 +181,13 @@ class Window(QMainWindow):
         LoraViewer(self.session, path, self).show()
 
     def undo(self) -> None:
-        """Undo the last edit and show which."""
+        """Undo the last edit and show what was undone."""
         step = self._undoing().undo()
         if step:
             self.status.say(self.tr("Undone: {edit}").format(edit=step.name))
 
     def redo(self) -> None:
-        """Redo the last undone edit and show which."""
+        """Redo the last undone edit and show what was redone."""
         step = self._undoing().redo()
         if step:
             self.status.say(self.tr("Redone: {edit}").format(edit=step.name))
@@ -209,7 +209,7 @@ class Window(QMainWindow):
         self._show_page(_TRAIN)
 
     def show_runs(self, use: PageCallback | None = None) -> None:
-        """Show the Runs page, and call `use` with it as soon as it is built."""
+        """Show the Runs page; call `use` with the page as soon as it is built."""
         self._show_page(_RUNS, use)
 
     def show_training(self) -> None:
@@ -248,7 +248,7 @@ class Window(QMainWindow):
         ShortcutList(self.commands, self).exec()
 
     def show_welcome(self) -> None:
-        """Show the welcome dialog: what this PC can train, and the way into the tour. It is not modal."""
+        """Show the welcome dialog, which is not modal: what this PC can train, and a button that starts the tour."""
         from app.qt.first_run.welcome import Welcome
 
         welcome = self.findChild(Welcome)
@@ -293,10 +293,10 @@ class Window(QMainWindow):
             QTimer.singleShot(0, self, self.painted.emit)
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Save the window state, and ask about open conflicts; all other edits are in the journal.
+        """Save the window state, and ask about unresolved conflicts; all other edits are in the journal.
 
-        Moves to or from the trash and pending undos are finished first, unless the user closes the window again; if
-        that fails, the window stays open so that the user can read the error.
+        Moves to or from the trash and pending undos are finished first, unless the user closes the window again. If one
+        of them fails, the window stays open and shows the error.
         """
         step = self.session.history.writing
         if step and not self._closing:
@@ -321,7 +321,7 @@ class Window(QMainWindow):
     # --- inside
 
     def _conflicts_now(self) -> int:
-        """Write the last edits if there are few, and return the number of open conflicts."""
+        """Write the last edits if there are few; return the number of unresolved conflicts."""
         saver = self.session.saver
         if saver.now.pending <= _MAX_QUICK_WRITES:
             self.session.history.finish()
@@ -358,14 +358,14 @@ class Window(QMainWindow):
         QTimer.singleShot(0, self, self.close)
 
     def _tell_what_continues(self) -> None:
-        """Tell the user, once for each kind, what keeps running after the window is closed."""
+        """Tell the user what keeps running after the window is closed, only the first time for each kind."""
         continuing = self.session.run_watcher.goes_on
         if self._notifier and continuing and f"said.{continuing}" not in self._state:
             self._state[f"said.{continuing}"] = "yes"
             self._notifier.show_close_notice(continuing)
 
     def _on_training_changed(self) -> None:
-        """Show the training's progress in title and sidebar, and open its run after the start."""
+        """Show the training's progress in the title and sidebar; at app start, open the running training."""
         now = self.session.training.now
         self.setWindowTitle(title_of(now))
         self._ring.show_training(now)
@@ -387,7 +387,7 @@ class Window(QMainWindow):
         self._show_error(error)
 
     def _show_page(self, index: int, use: PageCallback | None = None) -> None:
-        """Show a page, and call `use` with it as soon as it is built."""
+        """Show a page; call `use` with the page as soon as it is built."""
         self._fresh = False
         self.pages.setCurrentIndex(index)
         self._sidebar.mark(index)
@@ -405,7 +405,7 @@ class Window(QMainWindow):
             self._restore_splitter(splitter)
 
     def _watch_runs(self) -> None:
-        """Start to notify the user of runs that end."""
+        """Start notifying the user when runs end."""
         from app.qt.runs.notifier import Notifier
 
         self._notifier = Notifier(self.session, self.notices, self)
@@ -506,12 +506,12 @@ class Window(QMainWindow):
         self.notices.show_error(error)
 
     def _on_dataset_opened(self, opened: OpenedDataset) -> None:
-        """Report a folder without images if other images are open; otherwise the empty state says so."""
+        """Report a folder without images if other images are open; otherwise the empty state reports it."""
         if not opened.images and self.session.library.images:
             self.status.say(self.tr("No images in {folder}").format(folder=opened.folder.name))
 
     def _on_folder_missed(self, folder: Path) -> None:
-        """Report a folder that was open last time and cannot be opened now."""
+        """Report that a folder that was open last time cannot be opened now."""
         words = self.tr(
             "{folder} was open last time but cannot be opened now. You can find it in File > Recent folders."
         )
@@ -523,7 +523,7 @@ class Window(QMainWindow):
             self.notices.show_notice("\n".join(faults), "warning")
 
     def _undoing(self) -> UndoHistory:
-        """Return the undo history of the current page: its own, none while it loads, or that of the captions."""
+        """Return the current page's own undo history (empty while the page loads), else the captions' history."""
         page = self.pages.currentWidget()
         return (page.undoing if isinstance(page, Page | PagePlaceholder) else None) or self.session.history
 
@@ -534,9 +534,9 @@ class Window(QMainWindow):
         self.commands.refresh()
 
     def _splitters(self) -> list[QSplitter]:
-        """Return every named splitter of the finished pages, whose positions are saved.
+        """Return the named splitters of all finished pages; their positions are saved.
 
-        Splitters of half-built pages still miss some parts, so their positions would be wrong.
+        The splitters of a half-built page do not have all parts yet, so their positions would be wrong.
         """
         pages = filter(None, map(self.pages.widget, range(self.pages.count())))
         return [splitter for page in pages for splitter in _named_splitters(page)]
@@ -547,7 +547,7 @@ class Window(QMainWindow):
             self._restore_splitter(splitter)
 
     def _restore_splitter(self, splitter: QSplitter) -> None:
-        """Restore a splitter's saved position, but not whether its parts may collapse."""
+        """Restore a splitter's saved position, but not the setting whether its parts may collapse."""
         collapsible = splitter.childrenCollapsible()
         splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
         splitter.setChildrenCollapsible(collapsible)  # restoreState sets it too

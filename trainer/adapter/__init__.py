@@ -1,1 +1,1 @@
-"""LoRA layers: where they attach, what they are called, and the files they travel in."""
+"""LoRA layers: where they are attached, how they are named, and the files that store them."""

@@ -1,4 +1,4 @@
-"""LoRA layers of a recipe: attach them to a base, hold their working weights, and apply finished LoRAs."""
+"""Attach a recipe's LoRA layers to a base, hold their working weights, and apply finished LoRAs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_enco
 
 
 class LoraSize(NamedTuple):
-    """Rank and alpha of one layer's LoRA, which is scaled by alpha / rank."""
+    """Rank and alpha of one layer's LoRA; its output is scaled by alpha / rank."""
 
     rank: int
     alpha: float
@@ -59,9 +59,9 @@ def inject(
 ) -> dict[Slot, Factors]:
     """Wrap layers of one model in PEFT's LoRA layers and return their factors with uninitialized weights.
 
-    All other parameters of `model` stop requiring gradients. The factors are created on their layer's device (also
-    meta) in `dtype`, because a quantized layer does not know the dtype it computes in. `customize` may register layers
-    that PEFT injects instead of its own.
+    All other parameters of `model` stop requiring gradients. The factors are created on their layer's device, which may
+    be meta, and in `dtype`, because a quantized layer does not know the dtype it computes in. `customize` may register
+    layers that PEFT injects instead of its own.
     """
     paths = {module_path(model, slot): size for slot, size in sizes.items()}
     common = Counter(paths.values()).most_common(1)[0][0]
@@ -85,7 +85,7 @@ def inject(
 
 
 def models_by_part(unet: nn.Module, text_encoders: Sequence[nn.Module]) -> dict[Part, nn.Module]:
-    """Return the models of a base by part: the UNet and one text encoder (SD 1.5) or two (SDXL)."""
+    """Return a base's models by part: the UNet, and one text encoder (SD 1.5) or two (SDXL)."""
     parts: tuple[Part, ...] = ("text_encoder", "text_encoder_2")
     return {"unet": unet, **dict(zip(parts, text_encoders, strict=False))}
 
@@ -102,7 +102,7 @@ def _any_of(paths: Iterable[str]) -> str:
 
 
 def _pattern(values: Mapping[str, int], common: float) -> dict[str, int]:
-    """Return PEFT's pattern of layers that differ from the common rank or alpha: one regular expression per value."""
+    """Return PEFT's pattern for layers whose rank or alpha differs from `common`: one regex per value."""
     groups: dict[int, list[str]] = {}
     for path, value in values.items():
         if value != common:
@@ -124,7 +124,7 @@ def _materialize(layer: nn.Module, dtype: torch.dtype) -> Factors:
 def _marked_as_quantized(model: nn.Module) -> Iterator[None]:
     """Mark the model within the block as having 8-bit or 4-bit layers.
 
-    PEFT reads these attributes, which transformers' own loader sets, to choose its bitsandbytes layers.
+    PEFT reads these attributes, which transformers' own loader sets, to decide whether to use bitsandbytes layers.
     """
     kinds = {"is_loaded_in_8bit": Linear8bitLt, "is_loaded_in_4bit": Linear4bit}
     names = [
@@ -156,16 +156,16 @@ class Adapter:
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     """Working weights by file key in slot order, `down` before `up`: PEFT's parameters, in the base's dtype."""
     part_of: dict[str, Part] = field(default_factory=dict)
-    """Model that each parameter belongs to, by file key."""
+    """Part of the base that each parameter belongs to, by file key."""
     lean: bool = False
-    """Whether the layers are those of trainer.adapter.lean instead of PEFT's."""
+    """Whether the layers come from trainer.adapter.lean instead of PEFT."""
     training: bool = True
-    """Whether dropout is active; turn off for previews, validation and comparisons."""
+    """Whether dropout is active; turn it off for previews, validation and comparisons."""
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights of any float dtype into the working weights.
 
-        Raises LoraFileError unless names and shapes match.
+        Raises LoraFileError if names or shapes do not match.
         """
         wrong = sorted(weights.keys() ^ self.parameters.keys()) or [
             key for key, parameter in self.parameters.items() if weights[key].shape != parameter.shape
@@ -193,10 +193,10 @@ def attach(
 ) -> Adapter:
     """Attach LoRA layers to the parts that the recipe trains; only their weights require gradients afterwards.
 
-    `dtype` is the one the base computes in. `generator` returns a random generator by kohya name, so that the initial
-    weights of a layer do not depend on which others are trained. Models on the meta device get meta weights. `lean`
-    selects the layers of trainer.adapter.lean (True), PEFT's (False), or the default (None). Raises JobError if every
-    learning rate is zero.
+    `dtype` is the one the base computes in. `generator` returns a random generator for each kohya name, so that a
+    layer's initial weights do not depend on which other layers are trained. Models on the meta device get meta weights.
+    `lean` selects the layers of trainer.adapter.lean (True), PEFT's (False), or the default (None). Raises JobError if
+    every learning rate is zero.
     """
     table = slots(family, _config_of(unet), [_config_of(encoder) for encoder in text_encoders])
     chosen = {slot: _size(slot, recipe) for slot in table if _is_trained(slot, recipe)}
@@ -228,7 +228,7 @@ def attach(
 
 
 def initial_weights(adapter: Adapter, generator: Callable[[str], np.random.Generator]) -> dict[str, Tensor]:
-    """Return initial fp32 weights by file key: `down` is uniform and `up` zero, so that the LoRA has no effect yet.
+    """Return initial fp32 weights by file key: `down` is uniform and `up` is zero, so the LoRA has no effect yet.
 
     The bound 1/sqrt(fan_in) equals kaiming_uniform(a=sqrt(5)), which sd-scripts and PEFT use.
     """
@@ -243,7 +243,7 @@ def initial_weights(adapter: Adapter, generator: Callable[[str], np.random.Gener
 
 
 def _config_of(model: nn.Module) -> Mapping[str, Any]:
-    """Return a model's config as a mapping; diffusers has mappings, transformers objects."""
+    """Return a model's config as a mapping; diffusers' configs are mappings, transformers' are objects."""
     config: Any = model.config
     return config if isinstance(config, Mapping) else cast(dict[str, Any], config.to_dict())
 
@@ -257,7 +257,7 @@ def _is_trained(slot: Slot, recipe: RecipeConfig) -> bool:
 
 
 def _size(slot: Slot, recipe: RecipeConfig) -> LoraSize:
-    """Return rank and alpha of a slot; as in sd-scripts, conv_rank applies only to 3x3 kernels, not to 1x1."""
+    """Return a slot's rank and alpha; as in sd-scripts, conv_rank applies only to 3x3 kernels, not to 1x1."""
     if slot.part == "unet":
         rank, alpha = (recipe.conv_rank, recipe.conv_alpha) if slot.kernel == 3 else (None, None)
     else:
@@ -279,8 +279,9 @@ def _apply_dropout(
 ) -> Tensor | None:
     """Apply the three kinds of dropout to the output of `down`, as sd-scripts does (its networks/lora.py).
 
-    Masks are drawn on the device, without a host synchronization; gradient checkpointing restores the device's random
-    state when it recomputes. Rank dropout scales up the remaining values; module dropout, as in sd-scripts, does not.
+    Masks are drawn on the device, without synchronizing with the host; gradient checkpointing restores the device's
+    random state when it recomputes. Rank dropout scales up the remaining values; as in sd-scripts, module dropout does
+    not.
     """
     if not adapter.training:
         return None
@@ -303,7 +304,7 @@ Scaled = tuple[LoraLayer, float]  # strength · alpha / rank
 
 
 class AppliedLoras:
-    """Finished LoRAs applied to the models that render images; they can be replaced or removed.
+    """Finished LoRAs that are applied to the models that render images, and can be replaced or removed.
 
     They are not merged into the base: a small change added to fp16 or bf16 weights is mostly rounded away. Keeping them
     separate costs their memory and a few percent of the time, and leaves the base bit-identical. `dtype` is the one the
@@ -318,9 +319,9 @@ class AppliedLoras:
     def use(self, loras: Sequence[WeightedLora]) -> None:
         """Apply these LoRAs, each with its strength (1: as trained), in place of the current ones.
 
-        A sum of LoRAs is a LoRA whose rank is the sum of theirs, so they are stacked into one. If the ranks are
-        unchanged, as between steps of a run, only the values are overwritten. Raises LoraFileError for shapes that do
-        not match the base; the models then have no LoRAs.
+        A sum of LoRAs is a single LoRA whose rank is the sum of their ranks, so they are stacked into one. If the ranks
+        are unchanged, as between steps of a run, only the values are overwritten. Raises LoraFileError for shapes that
+        do not match the base; the models then have no LoRAs.
         """
         stacks: dict[Slot, list[Scaled]] = {}
         for lora, strength in loras:
@@ -353,7 +354,7 @@ class AppliedLoras:
 
 
 def _fill(slot: Slot, factors: Factors, stack: Sequence[Scaled]) -> None:
-    """Stack the matrices of one layer's LoRAs along the rank; the scale is multiplied into `up`."""
+    """Stack the matrices of one layer's LoRAs along the rank, with each scale multiplied into `up`."""
     down, up = factors.down.weight, factors.up.weight
     downs = [reshape_to_layer(slot, layer.down, (layer.rank, *down.shape[1:])) for layer, _ in stack]
     ups = [reshape_to_layer(slot, layer.up, (up.shape[0], layer.rank, *up.shape[2:])) * scale for layer, scale in stack]
@@ -368,8 +369,8 @@ def continue_from(
 
     `table` lists all layers of the base, including text encoders that are not trained. Layers missing from the file
     keep their weights in `initial` (from `initial_weights`), which have no effect yet. If the file's alpha differs from
-    the recipe's, the ratio is multiplied into `up`, so that training starts with the effect of the file. Raises
-    LoraFileError if a part of the file would be lost, or if its ranks or shapes do not match recipe and base.
+    the recipe's, the ratio is multiplied into `up`, so that training starts with the file's effect. Raises
+    LoraFileError if a part of the file would be lost, or if its ranks or shapes do not match the recipe and base.
     """
     lora = read_lora(path, family, table)
     _refuse_losses(path, lora, adapter)
@@ -404,7 +405,7 @@ def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
 
 
 def _remedy(lost: list[Slot], adapter: Adapter) -> str:
-    """Return the advice which setting makes the recipe train the lost layers."""
+    """Return which setting the user should change to train the layers that would be lost."""
     untrained = {slot.part for slot in lost} - {slot.part for slot in adapter.slots}
     if untrained:
         return " ".join(f"Set {_SETTINGS[part]}.learning_rate above 0." for part in sorted(untrained))

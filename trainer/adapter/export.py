@@ -1,4 +1,4 @@
-"""Export of LoRA files: fixed tensor names, deterministic bytes, and a check before the old file is replaced."""
+"""Export LoRA files with fixed tensor names and deterministic bytes; check each before it replaces the old one."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def export_lora(
     dtype: torch.dtype = torch.float16,
     naming: Naming = "kohya",
 ) -> str:
-    """Write a LoRA file atomically and return its SHA-256; hashes of the tensors are added to the metadata.
+    """Write a LoRA file atomically and return its SHA-256; add hashes of the tensors to the metadata.
 
-    `weights` are the master weights (fp32 or wider) by the adapter's keys. "kohya" naming loads everywhere, with alpha
-    as fp32 scalars; "diffusers" is PEFT's naming, which has no key for alpha, so alpha is multiplied into lora_B. Equal
-    input gives equal bytes. Raises LoraFileError if a value is not finite in `dtype`, or if the file reads back
-    differently; in that case, as on OSError, an existing file stays unchanged.
+    `weights` are the master weights (fp32 or wider) by the adapter's keys. Files with "kohya" naming
+    load everywhere and store alpha as fp32 scalars; "diffusers" is PEFT's naming, which has no key for alpha, so alpha
+    is multiplied into lora_B. Equal input gives equal bytes. Raises LoraFileError if a value is not finite in `dtype`,
+    or if the file reads back differently; in that case, as on OSError, an existing file stays unchanged.
     """
     serialized = safetensors.torch.save(_tensors(weights, adapter, dtype, naming))
     start = 8 + int.from_bytes(serialized[:8], "little")
@@ -71,7 +71,7 @@ def export_lora(
 
 
 def _keys(slot: Slot, naming: Naming) -> tuple[str, ...]:
-    """Return the tensor names of one layer: down, up, and alpha if the naming has a key for it."""
+    """Return one layer's tensor names: down, up, and alpha if the naming has a key for it."""
     if naming == "kohya":
         return slot.down, slot.up, f"{slot.kohya}.alpha"
     return f"{slot.part}.{slot.module}.lora_A.weight", f"{slot.part}.{slot.module}.lora_B.weight"
@@ -96,9 +96,9 @@ def _tensors(weights: Mapping[str, Tensor], adapter: Adapter, dtype: torch.dtype
 
 
 def _missing_projections(adapter: Adapter) -> Iterator[tuple[Slot, Slot]]:
-    """Yield the untrained projections of partly trained text layers, each with a trained one of that layer.
+    """Yield each untrained projection of partly trained text encoder layers, with a trained one from that layer.
 
-    A1111 and diffusers ignore or reject text layers without all of q, k, v and out.
+    A1111 and diffusers ignore or reject layers that do not have all of q, k, v and out.
     """
     trained = {_layer_of(slot): slot for slot in adapter.slots if slot.module.endswith(TEXT_ATTENTION)}
     for slot in adapter.table:
@@ -111,7 +111,7 @@ def _layer_of(slot: Slot) -> tuple[str, str]:
 
 
 def _cast(slot: Slot, tensor: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Return the scaled tensor in `dtype`. Computed on the CPU, because the GPU may have no memory left for it."""
+    """Return the scaled tensor in `dtype`, computed on the CPU because the GPU may not have enough free memory."""
     result = (tensor.detach().to("cpu") * scale).to(dtype).contiguous()
     if result.isfinite().all():
         return result
@@ -148,7 +148,7 @@ def _digest(written: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFacts:
-    """Facts for the metadata of a LoRA file. All come from the frozen job, so that a resumed run writes the same."""
+    """Facts for a LoRA file's metadata. All come from the frozen job, so a resumed run writes the same metadata."""
 
     title: str
     """Name of the LoRA."""
@@ -167,13 +167,13 @@ class ExportFacts:
     dtype: str
     """Dtype of the base: fp16, bf16 or fp32."""
     step: int
-    """Optimizer steps completed when the file is written."""
+    """Number of optimizer steps completed when the file is written."""
     epoch: int
-    """Epochs started by then."""
+    """Number of epochs started when the file is written."""
     epochs: int
-    """Epochs started by the end of the run."""
+    """Number of epochs that will have started by the end of the run."""
     images: int
-    """Number of training images, without repeats and regularization images."""
+    """Number of training images, not counting repeats or regularization images."""
     regularization_images: int
     """Number of regularization images."""
     started_at: float
@@ -189,14 +189,14 @@ class ExportFacts:
     description: str = ""
     """Description; empty if not given."""
     tags: Mapping[str, int] | None = None
-    """Number of captions per tag, from `count_tags`; None, the default of a job, keeps captions private."""
+    """Number of captions per tag, from `count_tags`; None, the default in a job, keeps captions private."""
 
 
 def lora_metadata(facts: ExportFacts, adapter: Adapter, output_name: str) -> dict[str, str]:
-    """Return the metadata of one file, without the hashes, which `export_lora` adds.
+    """Return one file's metadata without the hashes, which `export_lora` adds.
 
     `output_name` is the file's stem. A1111 and Forge use it as the LoRA's name in prompts, so each saved step needs its
-    own. Keys and values follow sd-scripts and ModelSpec 1.0.1 (https://github.com/Stability-AI/ModelSpec); one
+    own name. Keys and values follow sd-scripts and ModelSpec 1.0.1 (https://github.com/Stability-AI/ModelSpec); one
     additional key holds the whole recipe, so that a preset can be made from the file.
     """
     metadata = {**_network(facts, adapter), **_training(facts), "ss_output_name": output_name, **_model_spec(facts)}
@@ -232,7 +232,7 @@ def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> No
 
 
 def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:
-    """Return the network metadata; ranks that differ between parts are "Dynamic", as in resized files."""
+    """Return the network metadata; the rank is "Dynamic" if it differs between parts, as in resized files."""
     plain = [slot.kohya for slot in adapter.slots if slot.kernel == 1]
     convolutions = [slot.kohya for slot in adapter.slots if slot.kernel == 3]
     arguments = {}
@@ -290,7 +290,7 @@ def _training(facts: ExportFacts) -> dict[str, str]:
 
 
 def _dataset(facts: ExportFacts) -> dict[str, str]:
-    """Return the dataset metadata without folder names: all tags are listed under the LoRA's title."""
+    """Return the dataset metadata, which lists all tags under the LoRA's title to keep folder names private."""
     sizes = {
         str(number): {"resolution": list(size), "count": count}
         for number, (size, count) in enumerate(sorted(facts.buckets.items()))

@@ -36,17 +36,17 @@ class Slot:
     """One layer of a base that can carry a LoRA."""
 
     part: Part
-    """Model that the layer belongs to."""
+    """Part of the base that the layer belongs to."""
     module: str
-    """Module path as in diffusers; in a text encoder always with the leading "text_model."."""
+    """Module path as in diffusers; in a text encoder, always with the leading "text_model."."""
     ldm: str
-    """Path as in single-file (LDM) checkpoints; in a text encoder the same as `module`."""
+    """Path as in single-file (LDM) checkpoints; in a text encoder, the same as `module`."""
     kohya: str
-    """Name in LoRA files with kohya naming, which load everywhere."""
+    """Layer name in LoRA files with kohya naming, which load everywhere."""
     kind: Kind
     """attention: query, key, value and output projections; conv: the layers that LoCon adds; linear: the rest."""
     kernel: Literal[1, 3] = 1
-    """Kernel size; 1 for linear layers. 3x3 convolutions have a rank of their own (recipe.conv_rank)."""
+    """Kernel size; 1 for linear layers. 3x3 convolutions have their own rank (recipe.conv_rank)."""
 
     @property
     def down(self) -> str:
@@ -65,8 +65,8 @@ def slots(
     """Return every layer that can carry a LoRA: the UNet's in the order of its forward pass, then the text encoders'.
 
     The names are computed, not read from the modules: transformers 5.6 removed a level from them that other programs
-    expect in files. Configs of diffusers and transformers of any size work. Raises BaseModelError for a UNet with
-    blocks that SD 1.5 and SDXL do not have.
+    expect in files. The diffusers and transformers configs may describe models of any size. Raises BaseModelError
+    for a UNet with blocks that SD 1.5 and SDXL do not have.
     """
     table = list(_unet_slots(family, unet_config))
     parts: tuple[Part, ...] = ("text_encoder", "text_encoder_2")
@@ -76,9 +76,9 @@ def slots(
 
 
 def aliases(table: Sequence[Slot]) -> dict[str, Slot]:
-    """Map each flattened layer name that any program writes to its layer.
+    """Map every flattened layer name that any program writes to its layer.
 
-    Flattened means dots replaced by underscores and no leading "lora_", so that `lora_unet_mid_block_...` and
+    A flattened name has underscores instead of dots and no leading "lora_", so that `lora_unet_mid_block_...` and
     `unet.mid_block....` become the same. Covers diffusers and LDM block names, and text encoders with and without
     "text_model".
     """

@@ -1,4 +1,4 @@
-"""Reader of LoRA files in every common naming: slots of the base, fp32 matrices and alpha."""
+"""Read LoRA files with any common naming; return fp32 matrices and alpha for each slot of the base."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _WIDTHS = {768: "SD 1.5", 1024: "SD 2", 2048: "SDXL"}
 
 @dataclass(frozen=True, slots=True)
 class LoraLayer:
-    """LoRA of one layer, which adds alpha / rank · up @ down to the layer's weight."""
+    """LoRA for one layer, which adds alpha / rank · up @ down to the layer's weight."""
 
     down: Tensor
-    """fp32, (rank, in_features), or (rank, in_channels, k, k) for a convolution."""
+    """Down matrix: fp32, (rank, in_features), or (rank, in_channels, k, k) for a convolution."""
     up: Tensor
-    """fp32, (out_features, rank), or (out_channels, rank, 1, 1)."""
+    """Up matrix: fp32, (out_features, rank), or (out_channels, rank, 1, 1) for a convolution."""
     alpha: float
 
     @property
@@ -70,15 +70,15 @@ class LoraWeights:
     unmatched: tuple[str, ...]
     """Keys that match no layer of the base and were ignored; callers report them to the user."""
     metadata: dict[str, str]
-    """Metadata of the file."""
+    """The file's metadata."""
 
 
 def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     """Read a LoRA file for a base whose layers are `table`.
 
     Supports kohya names with either block naming, PEFT's and diffusers' names with and without "text_model", alpha as a
-    tensor or in diffusers' metadata, and different ranks per layer. Raises LoraFileError for other kinds of adapter,
-    another family, and files that are broken, incomplete or contain NaN or infinity.
+    tensor or in diffusers' metadata, and different ranks per layer. Raises LoraFileError for other kinds of adapters,
+    for other families, and for files that are broken, incomplete or contain NaN or infinity.
     """
     header = read_header(path, "lora")
     _refuse_other_kinds(path, header)
@@ -102,7 +102,7 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
 
 
 def reshape_to_layer(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a matrix in the shape of its layer: some programs write 1x1 convolutions as matrices, or vice versa."""
+    """Reshape a matrix to fit its layer, because some programs write 1x1 convolutions as matrices, or vice versa."""
     if [size for size in tensor.shape if size != 1] != [size for size in shape if size != 1]:
         raise LoraFileError(
             "lora.shape",
@@ -156,7 +156,7 @@ def _sort_keys(path: Path, header: Header, table: Sequence[Slot]) -> tuple[dict[
 
 
 def _refuse_other_formats(path: Path, header: Header, keys: Mapping[Slot, Mapping[str, str]]) -> None:
-    """Raise LoraFileError for integer matrices, which are packed in unknown ways, and dtypes unknown to PyTorch."""
+    """Raise LoraFileError for integer matrices, whose packing is unknown, and for dtypes unknown to PyTorch."""
     for roles in keys.values():
         for role, key in roles.items():
             if role != "alpha" and header.tensors[key].dtype not in _FORMATS:
@@ -164,7 +164,7 @@ def _refuse_other_formats(path: Path, header: Header, keys: Mapping[Slot, Mappin
 
 
 def _flatten(module: str) -> str:
-    """Return a layer name of any naming in the flattened form of `names.aliases`."""
+    """Return a layer name from any naming in the flattened form that `names.aliases` uses."""
     name = module.replace(".processor.", ".").replace(".", "_").removeprefix("lora_")
     return f"{name}_0" if name.endswith("_to_out") else name
 
@@ -201,7 +201,7 @@ def _read_tensor(path: Path, key: str, file: Any) -> Tensor:
 
 
 class _MetadataAlpha:
-    """Alpha of layers without an alpha tensor: from diffusers' metadata, else the rank (a scale of 1)."""
+    """Alpha for layers without an alpha tensor: from diffusers' metadata, else equal to the rank (a scale of 1)."""
 
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         self._path = path

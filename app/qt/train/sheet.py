@@ -1,4 +1,4 @@
-"""The open job on one scrolling sheet: name, essentials, and all settings below."""
+"""Scrolling sheet that shows the open job: its name, the essentials, and all settings below them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from app.qt.widgets import center, set_message
 from trainer.config.presets.library import PresetEntry
 
 _MAX_WIDTH = 820
-"""Maximum width of the sheet in logical pixels: longer lines are hard to read."""
+"""Maximum width of the sheet in logical pixels; longer lines are hard to read."""
 _MIN_WIDTH = 500
 _COUNT_MS = 200
 
 
 class JobSheet(QScrollArea):
-    """Scrolling sheet of the open job."""
+    """Scrolling sheet that shows the open job."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -55,7 +55,7 @@ class JobSheet(QScrollArea):
         self.search.textChanged.connect(self._on_search_changed)
 
     def show_draft(self, draft: Draft | None) -> None:
-        """Show this job, scrolled to the top."""
+        """Show this job (None: the empty state), scrolled to the top."""
         self._draft = draft
         self.state.clear()
         self.essentials.show_draft(draft)
@@ -92,7 +92,7 @@ class JobSheet(QScrollArea):
         self.state.setText(self.tr("Not saved"))
 
     def count_soon(self) -> None:
-        """Count the images again after a short delay, which merges many calls into one."""
+        """Count the images again after a short delay; many calls within that time are merged into one."""
         if not self._counting.isActive():
             self._counting.start()
 
@@ -206,7 +206,7 @@ class JobSheet(QScrollArea):
 
 
 class NoJobState(QWidget):
-    """Empty state of the sheet while no job is open."""
+    """Empty state that the sheet shows while no job is open."""
 
     def __init__(self) -> None:
         super().__init__()

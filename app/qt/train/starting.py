@@ -1,4 +1,4 @@
-"""Starting a job: from the Start button into the queue, and reports until its run exists."""
+"""Start jobs: put them into the queue, and report their state until their runs exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_ON_CPU = 600.0
 
 
 class JobStarter(QObject):
-    """Queues jobs and tracks those that were started here and have no run yet."""
+    """Queues jobs and tracks the ones that were started here until their runs exist."""
 
     message_shown = Signal(str)
     notified = Signal(str, str, object)
@@ -34,14 +34,14 @@ class JobStarter(QObject):
         self._saving: list[Draft] = []
         """Drafts whose last change is being saved."""
         self._undecided: list[tuple[Draft, str]] = []
-        """Drafts that wait for a CPU forecast or the user's decision, with their TOML text."""
+        """Drafts that are waiting for a CPU forecast or the user's decision, each with its TOML text."""
         self._awaited: dict[str, Draft] = {}
-        """Drafts by the ids of their queue entries."""
+        """Queued drafts without a run, by the ids of their queue entries."""
         self._question: QMessageBox | None = None
         self._listed: set[str] = set()
-        """Ids of awaited entries that the queue has listed at least once."""
+        """Ids of the awaited entries that the queue has listed at least once."""
         self._wait_notices: dict[str, tuple[str, bool]] = {}
-        """Notices about waiting entries by id, and whether they say that the queue is on hold."""
+        """Notices about waiting entries, by entry id: the text, and whether it says that the queue is on hold."""
         until_destroyed(
             self,
             session.queue.changed.connect(lambda _: self._on_queue_changed()),
@@ -51,21 +51,21 @@ class JobStarter(QObject):
         )
 
     def start(self, draft: Draft) -> None:
-        """Queue a job with its current values once its file is saved; report a failure to save."""
+        """Queue a job with its current values as soon as its file is saved; report an error if saving fails."""
         text = to_toml(draft.values)
         self._saving.append(draft)
         self.changed.emit()
         draft.file.settle(while_alive(self, lambda error: self._on_saved(draft, text, error)))
 
     def is_starting(self, draft: Draft) -> bool:
-        """Return whether a job was started here and has no result yet."""
+        """Return whether a job was started here and its start has not succeeded or failed yet."""
         return any(
             each.path == draft.path
             for each in (*self._saving, *(undecided for undecided, _ in self._undecided), *self._awaited.values())
         )
 
     def look(self) -> None:
-        """Check the queue while an entry is awaited."""
+        """Read the queue again if an entry is awaited or a notice about one is shown."""
         if self._awaited or self._wait_notices:
             self._session.queue.look()
 
@@ -79,7 +79,7 @@ class JobStarter(QObject):
         self.changed.emit()
 
     def _queue_decided(self) -> None:
-        """Queue jobs that are short or agreed to, and ask about long ones; pending CPU forecasts are awaited."""
+        """Queue the jobs that are short or that the user agreed to; ask about long ones. Skip pending CPU forecasts."""
         for draft, text in tuple(self._undecided):
             if not self._session.jobs.agreed_to_cpu(draft.path) and self._forecast.awaits_cpu_seconds(draft):
                 continue
@@ -90,13 +90,13 @@ class JobStarter(QObject):
                 self._ask(draft, text, seconds)
 
     def _on_closed(self) -> None:
-        """Queue jobs whose forecast is pending when the app closes; an open question counts as no."""
+        """Queue the jobs whose forecasts are pending when the app closes; an unanswered question counts as no."""
         for draft, text in tuple(self._undecided):
             if self._forecast.awaits_cpu_seconds(draft):
                 self._queue(draft, text)
 
     def _ask(self, draft: Draft, text: str, seconds: float) -> None:
-        """Ask whether to train on the CPU for this long."""
+        """Ask whether to train on the CPU for this many seconds."""
         title = self.tr("Train on the CPU?")
         words = self.tr("“{name}” will take about {time} on this PC's CPU.")
         words = words.format(name=draft.name, time=format_duration(seconds))
@@ -165,11 +165,11 @@ class JobStarter(QObject):
         self._forget(entry.id)
 
     def _busy(self) -> bool:
-        """Return whether an entry runs that was not just started here."""
+        """Return whether the queue is running an entry that was not just started here."""
         return any(one.state == "running" and one.id not in self._awaited for one in self._session.queue.entries)
 
     def _clear_stale_notices(self) -> None:
-        """Remove outdated notices: the job no longer waits, or the queue is no longer on hold."""
+        """Remove notices that are outdated: the job is no longer waiting, or the queue is no longer on hold."""
         now = self._session.queue.now.reading
         for number, (sentence, held) in tuple(self._wait_notices.items()):
             entry = now.find(number)

@@ -1,4 +1,4 @@
-"""The Train page's texts about forecasts and bases: bytes, times, phases, fits, verdicts."""
+"""Texts that the Train page shows about forecasts and bases: bytes, times, phases, fits and verdicts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ REMARKS: Mapping[str, str] = {
         "An estimate: int8 products are assumed in all linear layers; the run measures where they help.",
     ),
 }
-"""The sentence of each code of trainer.protocol.plan.REMARKS."""
+"""Sentence for each remark code in trainer.protocol.plan.REMARKS."""
 ADVICE: Mapping[AdviceCode, str] = {
     "close": QT_TRANSLATE_NOOP("Forecast", "{missing} too large: close {programs} ({bytes})"),
     "close_some": QT_TRANSLATE_NOOP("Forecast", "{missing} too large: free {bytes}, for example by closing {programs}"),
@@ -85,7 +85,7 @@ _ENCODED: Mapping[tuple[str, ...], str] = {
 _OFFLOADED = QT_TRANSLATE_NOOP("Forecast", "with the model offloaded")
 _BESIDE = QT_TRANSLATE_NOOP("Forecast", "beside the model")
 FAMILIES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
-"""Family names, not translated."""
+"""Display names of the families; not translated."""
 _VELOCITY = QT_TRANSLATE_NOOP("Bases", "predicts velocity (v)")
 _UNDECIDED = QT_TRANSLATE_NOOP("Bases", "prediction type unknown: look it up and set Prediction")
 _OWN_FOLDER = QT_TRANSLATE_NOOP("Bases", "your folder")
@@ -96,7 +96,7 @@ _HUB_HERE = QT_TRANSLATE_NOOP("Bases", "From the Hugging Face Hub. Already on th
 
 
 class Counts(QObject):
-    """Texts with plural forms, as methods of a QObject: only there does lupdate find their `%n`."""
+    """Texts with plural forms. lupdate recognizes `%n` only in the methods of a QObject."""
 
     def at_a_time(self, count: int) -> str:  # noqa: D102
         return self.tr("Compute %n image(s) at a time", "", count)
@@ -124,19 +124,19 @@ class Counts(QObject):
 
 
 def gigabytes(size: float) -> str:
-    """Return bytes as "7.9 GB" in units of 1024 as Windows uses them, or as MB below 0.1 GB."""
+    """Format bytes as "7.9 GB" in powers of 1024, as Windows does; below 0.1 GB, in MB."""
     if size < 0.1 * _GIB:
         return QCoreApplication.translate("Forecast", "{size} MB").format(size=QLocale().toString(round(size / _MIB)))
     return QCoreApplication.translate("Forecast", "{size} GB").format(size=figure(size))
 
 
 def figure(size: float) -> str:
-    """Return bytes as a number of GB without the unit."""
+    """Format bytes as a number of GB, without the unit."""
     return QLocale().toString(size / _GIB, "f", 1)
 
 
 def headline(answer: PlanAnswer, *, here: bool) -> str:
-    """Return the forecast in a sentence: time, device, memory and where it peaks."""
+    """Return the forecast in words: time, device, memory and where memory peaks."""
     if answer.on_cpu and answer.pick is not None:
         words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
         return words.format(time=format_duration(answer.pick.forecast.seconds), needed=gigabytes(answer.pick.needed))
@@ -156,7 +156,7 @@ def headline(answer: PlanAnswer, *, here: bool) -> str:
 
 
 def comparison(answer: PlanAnswer) -> str:
-    """Return what another GPU would do, marked as a comparison."""
+    """Return the forecast for another GPU in words, marked as a comparison."""
     words = QCoreApplication.translate("Forecast", "For comparison only (not used for training): {sentence}")
     return words.format(sentence=headline(answer, here=False))
 
@@ -193,7 +193,7 @@ def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:
 
 
 def cost(plan: AnsweredPlan) -> str:
-    """Return a plan's loss of precision, or "" if it has none."""
+    """Return how much precision a plan loses, or "" if it loses none."""
     rounding = ROUNDING.get(plan.quality)
     return (
         QCoreApplication.translate("Forecast", "weights rounded by {share} on average").format(share=rounding)
@@ -203,7 +203,7 @@ def cost(plan: AnsweredPlan) -> str:
 
 
 def fallback(changes: Mapping[str, Any]) -> str:
-    """Return a fallback step: what a run changes when memory runs out."""
+    """Return a fallback step in words: what a run changes when memory runs out."""
     if "vae_tiling" in changes:
         return QCoreApplication.translate("Forecast", "Decode previews in tiles")
     if "preview_offload" in changes:
@@ -223,7 +223,7 @@ def fallback(changes: Mapping[str, Any]) -> str:
 
 
 def too_large(missing: int, advice: MemoryAdvice | None) -> str:
-    """Return by how much a plan is too large and what to do about it; empty for one that fits."""
+    """Return by how much a plan is too large and what to do about it; "" if the plan fits."""
     if advice is None:
         return ""
     words = QCoreApplication.translate("Forecast", ADVICE[advice.code])
@@ -232,13 +232,13 @@ def too_large(missing: int, advice: MemoryAdvice | None) -> str:
 
 
 def remark(found: Remark) -> str:
-    """Return the sentence of a remark."""
+    """Return the sentence for a remark."""
     words = QCoreApplication.translate("Forecast", REMARKS[found.code])
     return words.format(**{name: _value(name, value) for name, value in found.values.items()})
 
 
 def _value(name: str, value: Any) -> str:
-    """Return a value of a remark in words."""
+    """Format one value of a remark."""
     match name:
         case "epochs" | "rounds" | "images" | "prompts":
             return str(getattr(Counts(), name)(value))
@@ -262,7 +262,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def base_precision(chosen: Mapping[str, Any]) -> str:
-    """Return the precision of the base in a fit, such as "8-bit base"."""
+    """Return the precision in which a fit keeps the base, such as "8-bit base"."""
     if chosen.get("quantize") in ("int8", "int8_products"):
         return QCoreApplication.translate("Forecast", "8-bit base")
     if chosen.get("quantize") == "nf4":
@@ -291,7 +291,7 @@ def _checkpointed(chosen: Mapping[str, Any]) -> str:
 
 
 def family_of(base: BaseDescription) -> str:
-    """Return the family name on a base's badge, or "" if unknown."""
+    """Return the family name for a base's badge, or "" if unknown."""
     return FAMILIES[base.family] if base.family else ""
 
 
@@ -301,12 +301,12 @@ def owner_of(tool: Tool) -> str:
 
 
 def size_words(size: int) -> str:
-    """Return bytes in readable units, or "" if unknown."""
+    """Format bytes in readable units; "" if the size is unknown (0)."""
     return QLocale().formattedDataSize(size, 1, QLocale.DataSizeFormat.DataSizeSIFormat) if size else ""
 
 
 def details(found: FoundBase) -> str:
-    """Return the second line of a base in the list: its problem, or its owner, size and folder."""
+    """Return the second line of a base's list item: its problem, or its owner, size, prediction and folder."""
     if found.description.problem:
         return found.description.problem
     parts = (owner_of(found.tool), size_words(found.bytes), _prediction(found.description), str(found.path.parent))
@@ -314,7 +314,7 @@ def details(found: FoundBase) -> str:
 
 
 def verdict_words(verdict: BaseVerdict) -> str:
-    """Return the line below the base field."""
+    """Return the text to show below the base field."""
     base = verdict.description
     if base.problem:
         return sentence_and_remedy(base.problem, base.remedy)
@@ -328,7 +328,7 @@ def verdict_words(verdict: BaseVerdict) -> str:
 
 
 def _prediction(base: BaseDescription) -> str:
-    """Return a base's prediction type, or "" for noise, which is the normal case."""
+    """Return a base's prediction type in words; "" if it predicts noise, the usual case."""
     if base.velocity is None:
         return _tr(_UNDECIDED)
     return _tr(_VELOCITY) if base.velocity else ""

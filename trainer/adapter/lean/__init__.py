@@ -1,6 +1,6 @@
-"""Lean LoRA layers under PEFT's names: fewer kernels per step, and only what backward needs is saved.
+"""Lean LoRA layers under PEFT's names, which run fewer kernels per step and save only what backward needs.
 
-`attach` installs them unless its caller asks for PEFT's own layers. They have not been measured on a GPU yet.
+`attach` installs them unless the caller asks for PEFT's own layers. They have not been measured on a GPU yet.
 """
 
 ENABLED = True

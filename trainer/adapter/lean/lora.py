@@ -1,4 +1,4 @@
-"""PEFT's LoRA layers with a forward of our own; how PEFT injects, names and saves them is unchanged.
+"""PEFT's LoRA layers with our own forward; how PEFT injects, names and saves them is unchanged.
 
 Autograd functions compute y = base(x) + scale · up · down · x, accumulating into the base layer's output.
 
@@ -26,32 +26,32 @@ _CONV_1X1 = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)  # stride, padding, dilat
 
 
 class QuantizedLinear(Protocol):
-    """Frozen linear layer that stores its weight in fewer bits than it computes with."""
+    """Frozen linear layer that stores its weight in fewer bits than it computes in."""
 
     def __call__(self, x: Tensor, /) -> Tensor:
         """Return the output (..., outputs) in the dtype of x (..., inputs), with the bias added."""
 
     def input_gradient(self, gradient: Tensor, /) -> Tensor:
-        """Return the gradient of x (..., inputs) from that of the output (..., outputs), in newly allocated memory."""
+        """Return the gradient of x (..., inputs), newly allocated, given the gradient of the output (..., outputs)."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """How to recompute a layer's input in backward, so that it need not be saved; the computation must be cheap."""
+    """How to recompute a layer's input in backward instead of saving it; the computation must be cheap."""
 
     x: Tensor
-    """Tensor that the input is computed from; the function that made the input saves it anyway."""
+    """Tensor to compute the input from; the function that produced the input saves it anyway."""
     make: Callable[..., Tensor]
-    """Computes the input from `x`: a frozen norm, for example."""
+    """Function that computes the input from `x`, for example a frozen norm."""
 
 
 def linear_with_lora(
     x: Tensor, base: nn.Linear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
 ) -> Tensor:
-    """Return a frozen, unquantized linear layer of x plus its LoRA: (..., outputs).
+    """Return the output (..., outputs) of a frozen, unquantized linear layer and its LoRA.
 
-    x (..., inputs), down (rank, inputs), up (outputs, rank). The gradient of x is computed only if x requires one.
-    `source` says how backward recomputes x.
+    Shapes: x (..., inputs), down (rank, inputs), up (outputs, rank). The gradient of x is computed only if x requires
+    one. `source` says how backward recomputes x.
     """
     if torch.compiler.is_compiling():
         return _plain_sum(base(x), x @ down.t(), up, scale)
@@ -62,7 +62,7 @@ def linear_with_lora(
 def quantized_with_lora(
     x: Tensor, base: QuantizedLinear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
 ) -> Tensor:
-    """Return a quantized linear layer of x plus its LoRA; the layer computes its forward and backward GEMM itself."""
+    """Return the output of a quantized linear layer and its LoRA; the layer computes its own GEMMs."""
     if torch.compiler.is_compiling():
         return _plain_sum(base(x), x @ down.t(), up, scale)
     result: Tensor = _LinearWithLora.apply(x, down, up, scale, None, base, source)  # type: ignore[no-untyped-call]
@@ -70,10 +70,11 @@ def quantized_with_lora(
 
 
 def add_lora(base: Tensor, hidden: Tensor, up: Tensor, scale: float, *, in_place: bool) -> Tensor:
-    """Return base + scale · up · hidden; with `in_place` written into `base` if it is contiguous and not a view.
+    """Return base + scale · up · hidden; `in_place` writes it into `base` if that is contiguous and not a view.
 
-    base (..., outputs), hidden (..., rank), up (outputs, rank) for linear layers; base (B, outputs, h, w), hidden
-    (B, rank, h, w), up (outputs, rank, 1, 1) for convolutions. With `in_place` no other backward may need `base`.
+    Shapes: base (..., outputs), hidden (..., rank) and up (outputs, rank) for linear layers; base (B, outputs, h, w),
+    hidden (B, rank, h, w) and up (outputs, rank, 1, 1) for convolutions. With `in_place`, no other backward may need
+    `base`.
     """
     if torch.compiler.is_compiling() and up.ndim == 2:
         return _plain_sum(base, hidden, up, scale)
@@ -89,23 +90,23 @@ def projections_with_lora(
     scale: float,
     source: Source | None = None,
 ) -> Sequence[Tensor]:
-    """Return k frozen linear layers without bias of the same x (..., inputs) plus LoRAs of one shape: k (..., outputs).
+    """Return the outputs (..., outputs) of k frozen linear layers without bias, each with its LoRA, for the same x.
 
-    Each of `weights` is (outputs, inputs), of `downs` (rank, inputs), of `ups` (outputs, rank). All `downs` must be
-    consecutive in memory, and all `ups` too: each group is read as one stacked matrix. `source` says how backward
-    recomputes x.
+    Shapes: x (..., inputs), each weight (outputs, inputs), each down (rank, inputs), each up (outputs, rank). All
+    `downs` must be consecutive in memory, and so must all `ups`, because each group is read as one stacked matrix.
+    `source` says how backward recomputes x.
     """
     results: Sequence[Tensor] = _ProjectionsWithLora.apply(x, scale, source, *weights, *downs, *ups)  # type: ignore[no-untyped-call]
     return results
 
 
 def _plain_sum(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return base + scale · up · hidden in plain operations: torch.compile fuses them and rejects writes to views."""
+    """Return base + scale · up · hidden in plain operations, which torch.compile fuses; it rejects writes to views."""
     return base + hidden @ up.t() * scale
 
 
 class _LinearWithLora(Function):
-    """One linear layer and its LoRA; exactly one of the two base layers `full` and `quantized` is given."""
+    """Autograd function of one linear layer and its LoRA; exactly one of `full` and `quantized` is its base layer."""
 
     @staticmethod
     def forward(
@@ -147,7 +148,7 @@ class _LinearWithLora(Function):
 
 
 class _AddUp(Function):
-    """Adds the up product to the output of any base layer; saves only `hidden`, rank values per row, and `up`."""
+    """Adds the up product to any base layer's output; saves only `hidden` (`rank` values per row) and `up`."""
 
     @staticmethod
     def forward(ctx: Any, base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
@@ -172,7 +173,7 @@ class _AddUp(Function):
 
 
 class _ProjectionsWithLora(Function):
-    """Several projections of one input: all downs are one GEMM, all ups one batched GEMM, and x is saved once."""
+    """Several projections of one input: one GEMM for all downs, one batched GEMM for all ups; x is saved once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float, source: Source | None, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -216,7 +217,7 @@ class _ProjectionsWithLora(Function):
 
 
 def _save(ctx: Any, source: Source | None, rows: Tensor, *others: Tensor) -> None:
-    """Save tensors for backward: `rows`, or the tensor to recompute them from, then the others."""
+    """Save tensors for backward: first `rows` or the tensor to recompute them from, then the others."""
     ctx.make = None if source is None else source.make
     ctx.save_for_backward(rows if source is None else source.x, *others)
 
@@ -229,7 +230,7 @@ def _saved(ctx: Any) -> tuple[Tensor, ...]:
 
 
 def _product(x: Tensor, rows: Tensor, base: nn.Linear) -> Tensor:
-    """Return the output of an unquantized linear layer in newly allocated memory, not as a view of another tensor."""
+    """Return an unquantized linear layer's output in newly allocated memory, not as a view of another tensor."""
     result = x.new_empty(*x.shape[:-1], base.out_features)
     out = result.view(-1, base.out_features)
     if base.bias is None:
@@ -240,9 +241,10 @@ def _product(x: Tensor, rows: Tensor, base: nn.Linear) -> Tensor:
 
 
 def _together(first: Tensor, count: int) -> Tensor:
-    """Return `count` weights of one shape, consecutive in memory from `first` on, as one view (count, *shape).
+    """Return a view (count, *shape) of `count` equally shaped weights that follow each other in memory from `first`.
 
-    Costs no copy. If a weight has moved, this reads other memory: callers check first (transformer._are_consecutive).
+    Nothing is copied. If a weight has moved, the view shows other memory; callers check this first
+    (transformer._are_consecutive).
     """
     return first.as_strided((count, *first.shape), (first.numel(), *first.stride()), first.storage_offset())
 
@@ -253,7 +255,7 @@ def _parts(rows: Tensor, count: int) -> Tensor:
 
 
 def _scaled(left: Tensor, right: Tensor, scale: float) -> Tensor:
-    """Return scale · left · right, in one kernel and rounded once."""
+    """Return scale · left · right, computed in one kernel and rounded once."""
     # With beta = 0 torch.addmm ignores its first argument, even NaN or uninitialized memory (its documentation).
     return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
@@ -295,26 +297,26 @@ class ActiveLora(NamedTuple):
     """The LoRA of one layer."""
 
     down: nn.Module
-    """Layer from inputs to rank."""
+    """Module that maps inputs to `rank` values."""
     up: Tensor
-    """Weight from rank to outputs."""
+    """Weight that maps `rank` values to outputs."""
     scale: float
-    """alpha / rank."""
+    """Scale of the LoRA: alpha / rank."""
 
 
 class _Lean(LoraLayer):
-    """LoRA layer for any base layer: calls base and down as modules, and adds up into the base's output."""
+    """LoRA layer for any base layer; calls base and down as modules, and adds the up product to the base's output."""
 
     is_quantized = False
-    """Whether the base layer is one of bitsandbytes'.
+    """Whether the base layer comes from bitsandbytes.
 
-    Whether their output is a view depends on the number of rows and the GPU. It is never overwritten, so that memory
-    use does not depend on that and matches the forecast."""
+    Whether such a layer's output is a view depends on the number of rows and the GPU. The output is never overwritten,
+    so memory use does not depend on this and matches the forecast."""
 
     def forward(self, x: Tensor, *args: Any, source: Source | None = None, **kwargs: Any) -> Tensor:
-        """Return what PEFT's layer returns; anything but a single LoRA in the dtype of x is left to PEFT's forward.
+        """Return the same as PEFT's layer; only handle a single LoRA in the dtype of x, else call PEFT's forward.
 
-        ``source`` says how backward recomputes x, so that it need not be saved; layers with dropout save x anyway.
+        ``source`` says how backward recomputes x instead of saving it; layers with dropout save x anyway.
         """
         lora = None if args or kwargs else self.active_lora(x)
         if lora is None:
@@ -323,7 +325,7 @@ class _Lean(LoraLayer):
         return self.with_lora(x, *lora, source)
 
     def active_lora(self, x: Tensor) -> ActiveLora | None:
-        """Return the layer's LoRA if it is active in the dtype of x. Keep this fast: hundreds of calls per step."""
+        """Return the layer's LoRA if it is active in the dtype of x, else None. Called hundreds of times per step."""
         if self.disable_adapters or self.merged:
             return None
         (down,), (up,), (strength,) = self.lora_A.values(), self.lora_B.values(), self.scaling.values()
@@ -331,7 +333,7 @@ class _Lean(LoraLayer):
         return ActiveLora(down, weight, strength) if x.dtype == weight.dtype else None
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
-        """Return base and LoRA of x. `down` is called as a module, because dropouts are forward hooks on it."""
+        """Return the output for x with the LoRA; call `down` as a module, because its forward hooks apply dropout."""
         return add_lora(self.base_layer(x), down(x), up, scale, in_place=not self.is_quantized)
 
 
@@ -359,7 +361,7 @@ class FusedLinear(_Lean, layer.Linear):
     """Unquantized linear layer and its LoRA as one autograd function, without dropout."""
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
-        """Return base and LoRA of x from their weights, without calling the modules."""
+        """Return the output for x with the LoRA, computed from the weights without calling the modules."""
         return linear_with_lora(x, cast(nn.Linear, self.base_layer), cast(Tensor, down.weight), up, scale, source)
 
 
@@ -367,7 +369,7 @@ class _WholeQuantized(_Lean):
     """Quantized linear layer and its LoRA as one autograd function, without dropout."""
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
-        """Return base and LoRA of x; calls the base module, but uses only the weight of down."""
+        """Return the output for x with the LoRA; call the base module, but use only the weight of `down`."""
         base = cast(QuantizedLinear, self.base_layer)
         return quantized_with_lora(x, base, cast(Tensor, down.weight), up, scale, source)
 
@@ -381,7 +383,7 @@ class FusedNF4(_WholeQuantized, bnb.Linear4bit):
 
 
 def call_layer(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
-    """Call a layer with or without a LoRA; only lean layers take `source`, as frozen linear layers save no input."""
+    """Call a layer, which may have a LoRA; pass `source` only to lean layers, as frozen ones save no input."""
     result: Tensor = layer(x, source=source) if isinstance(layer, _Lean) else layer(x)
     return result
 
@@ -389,7 +391,7 @@ def call_layer(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
 def register(config: LoraConfig, *, dropouts: bool) -> None:
     """Make PEFT inject these layers instead of its own wherever `config` applies.
 
-    PEFT's hook for that is private; tests/train/adapter/lean/test_layers.py checks that it works as used here. PEFT
+    PEFT's hook for this is private; tests/train/adapter/lean/test_layers.py checks that it works as used here. PEFT
     takes the first entry that matches, and bitsandbytes' layers are subclasses of nn.Linear, so they come first.
     """
     config._register_custom_module(

@@ -1,8 +1,8 @@
-"""Residual blocks and frozen convolutions that save only what backward needs, on diffusers' own modules.
+"""Residual blocks and frozen convolutions that save only what backward needs, based on diffusers' modules.
 
 Norm and SiLU are one function that saves only its input and recomputes both in backward; a frozen convolution saves
-nothing. A block whose convolutions are all frozen is a single autograd function: on small maps the GPU executes kernels
-faster than the host can record them for autograd one by one.
+nothing. A block whose convolutions are all frozen is a single autograd function, because on small maps the GPU runs
+kernels faster than the host can record them for autograd one by one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 Normed = tuple[Tensor, Tensor, Tensor]
-"""Normalized maps after SiLU, and the mean and 1 / deviation of each group."""
+"""SiLU of the normalized maps, and each group's mean and 1 / standard deviation."""
 
 
 class LeanResidual(ResnetBlock2D):
-    """Residual block of SD 1.5 and SDXL without the division by 1.0; its norms include the SiLU."""
+    """SD 1.5 and SDXL residual block without the division by 1.0; its norms include the SiLU."""
 
     def forward(self, input_tensor: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the maps for input (B, C, h, w) and the timestep embedding (B, width)."""
@@ -53,17 +53,17 @@ class NormAndSilu(nn.GroupNorm):
     """Frozen GroupNorm followed by SiLU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return SiLU(GroupNorm(input)) with the shape of the input (B, C, h, w)."""
+        """Return SiLU(GroupNorm(input)), with the same shape as the input (B, C, h, w)."""
         result: Tensor = _NormAndSilu.apply(input, self)  # type: ignore[no-untyped-call]
         return result
 
     def norm_silu(self, x: Tensor) -> Normed:
-        """Return SiLU(GroupNorm(x)), mean and 1 / deviation, for functions that call `gradient` in backward."""
+        """Return SiLU(GroupNorm(x)) and each group's statistics, for functions that call `gradient` in backward."""
         normed, mean, rstd = _normed(x, self)
         return F.silu(normed, inplace=True), mean, rstd
 
     def gradient(self, grad_output: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-        """Return the gradient of x from ``grad_output``, that of the output of `normed`; recomputes the norm."""
+        """Return the gradient of x, given the gradient of `norm_silu`'s output; recompute the norm."""
         grad_output = torch.ops.aten.silu_backward(grad_output, _normed(x, self)[0])
         group_norm_backward = torch.ops.aten.native_group_norm_backward
         sizes, needed = _sizes(x, self), [True, False, False]
@@ -86,7 +86,7 @@ class FrozenConv(nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
     def gradient(self, grad_output: Tensor, like: Tensor) -> Tensor:
-        """Return the input gradient from the output gradient; of ``like`` only the shape and layout are used."""
+        """Return the input gradient, given the output gradient; only the shape and layout of ``like`` are used."""
         convolution_backward, settings = torch.ops.aten.convolution_backward, (self.stride, self.padding, self.dilation)
         rest = (False, [0, 0], self.groups)  # not transposed, no output padding
         grad_x: Tensor = convolution_backward(
@@ -96,7 +96,7 @@ class FrozenConv(nn.Conv2d):
 
 
 def lean_residuals(unet: nn.Module) -> None:
-    """Make a UNet's standard residual blocks, last norm and frozen convolutions lean; leave others unchanged."""
+    """Make a UNet's standard residual blocks, last norm and frozen convolutions lean; leave the rest unchanged."""
     # Only the class changes: parameters, hooks and module paths stay, so PEFT and saving still find them.
     for module in unet.modules():
         if type(module) is nn.Conv2d and _is_standard_convolution(module):
@@ -110,7 +110,7 @@ def lean_residuals(unet: nn.Module) -> None:
 
 
 def _is_standard(block: ResnetBlock2D) -> bool:
-    """Return whether our forward computes the same as diffusers' for this block."""
+    """Return whether our forward computes the same result as diffusers' for this block."""
     return (
         type(block) is ResnetBlock2D
         and type(block.norm1) is nn.GroupNorm
@@ -140,7 +140,7 @@ def _is_frozen(block: ResnetBlock2D) -> bool:
 
 
 class _Residual(Function):
-    """Whole residual block; saves the input of each norm and its statistics, and recomputes the rest."""
+    """Whole residual block; saves each norm's input and statistics, and recomputes the rest."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, time: Tensor, block: FrozenResidual) -> Tensor:
@@ -171,7 +171,7 @@ class _Residual(Function):
 
 
 class _NormAndSilu(Function):
-    """Norm and SiLU; saves the input and the statistics per group."""
+    """Norm and SiLU; saves the input and each group's statistics."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: NormAndSilu) -> Tensor:
@@ -201,10 +201,10 @@ class _FrozenConv(Function):
 
 
 def _like(gradient: Tensor, shape: torch.Size) -> Tensor:
-    """Return a placeholder for a convolution's input: never read, but cuDNN takes the result's memory format from it.
+    """Return a placeholder for a convolution's input, from which cuDNN takes only the result's memory format.
 
-    In the default format it is one expanded element and costs no memory. Expanding cannot express channels-last, so
-    there it is as large as the result, for a moment.
+    In the default format, the placeholder is one expanded element and takes no memory. Expanding cannot produce the
+    channels-last format, so in that format the placeholder is briefly as large as the result.
     """
     like = gradient.new_empty(1).expand(shape)
     return torch.empty_like(like, memory_format=torch.channels_last) if is_channels_last(gradient) else like

@@ -1,4 +1,4 @@
-"""Transformer blocks of SD 1.5 and SDXL on diffusers' own modules, without the branches for other architectures."""
+"""SD 1.5 and SDXL transformer blocks based on diffusers' modules, without branches for other architectures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trainer.adapter.lean.residual import lean_residuals
 
 
 class LeanAttention(Attention):
-    """Attention of transformer blocks without the operations that have no effect here.
+    """Attention for transformer blocks, without the operations that have no effect here.
 
-    On the GPU it omits two reshapes for image input and the division by rescale_output_factor = 1.0, three operations
-    in all. On the host it does not inspect the processor's signature in every call, which takes longer than a GEMM.
+    On the GPU, it omits three operations: two reshapes for image input and the division by rescale_output_factor = 1.0.
+    On the host, it does not inspect the processor's signature in every call, which takes longer than a GEMM.
     """
 
     def forward(
@@ -33,10 +33,10 @@ class LeanAttention(Attention):
         source: Source | None = None,
         **cross_attention_kwargs: Any,
     ) -> Tensor:
-        """Return attention (B, tokens, width) for input of that shape.
+        """Return the attention output (B, tokens, width) for input of the same shape.
 
-        With a mask or other arguments diffusers' forward is used. ``source`` says how backward recomputes
-        `hidden_states`, so that they need not be saved.
+        With a mask or other arguments, diffusers' forward is used. ``source`` says how backward recomputes
+        `hidden_states` instead of saving them.
         """
         if attention_mask is not None or cross_attention_kwargs:
             other: Tensor = super().forward(
@@ -61,7 +61,7 @@ class LeanAttention(Attention):
 def lean_attention(attention: Attention) -> None:
     """Turn a standard attention module into a LeanAttention, and make its projections' LoRA weights consecutive.
 
-    Call this before the LoRA weights are set, because they move. Attention with any special option is left unchanged.
+    Call this before setting the LoRA weights, because it moves them. Attention with special options stays unchanged.
     """
     if not _is_plain_attention(attention):
         return
@@ -85,7 +85,7 @@ def project(layers: Sequence[nn.Module], x: Tensor, source: Source | None = None
 
 
 def _make_consecutive(layers: Sequence[nn.Module]) -> None:
-    """Make the LoRA weights of the layers consecutive in memory if they have one shape and no layer has a bias.
+    """Make the layers' LoRA weights consecutive in memory if they all have the same shape and no layer has a bias.
 
     Each weight becomes a view of one stacked tensor, which costs no extra memory; copying into it keeps it there.
     """
@@ -100,7 +100,7 @@ def _make_consecutive(layers: Sequence[nn.Module]) -> None:
 
 
 def _are_consecutive(weights: Sequence[Tensor]) -> bool:
-    """Return whether the weights are still where `_make_consecutive` put them; a weight that moved has offset 0."""
+    """Return whether the weights are still where `_make_consecutive` put them; a weight that was moved has offset 0."""
     size = weights[0].numel()
     return all(weight.storage_offset() == index * size for index, weight in enumerate(weights))
 
@@ -110,7 +110,7 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 def _is_plain_attention(attention: Attention) -> bool:
-    """Return whether LeanAttention computes the same as diffusers' processor for this module."""
+    """Return whether LeanAttention computes the same result as diffusers' processor for this module."""
     absent = (attention.spatial_norm, attention.group_norm, attention.norm_cross, attention.norm_q, attention.norm_k)
     return (
         type(cast(object, attention.processor)) is AttnProcessor2_0
@@ -123,18 +123,18 @@ def _is_plain_attention(attention: Attention) -> bool:
 class LeanFeedForward(FeedForward):
     """Feed-forward layers with GEGLU (Shazeer 2020, https://arxiv.org/abs/2002.05202).
 
-    Between the two linear layers only the output of the first is saved; backward recomputes the gated product.
+    Between the two linear layers, only the first one's output is saved; backward recomputes the gated product.
     """
 
     def forward(self, hidden_states: Tensor, source: Source | None = None, **kwargs: Any) -> Tensor:
-        """Return output (..., width) for input of that shape; ``source`` says how backward recomputes the input."""
+        """Return the output (..., width) for input of the same shape; ``source`` says how to recompute the input."""
         first, _, second = self.net
         wide = call_layer(cast(nn.Module, first.proj), hidden_states, source)
         return call_layer(second, geglu(wide), Source(wide, _gated))
 
 
 def lean_feed_forward(layers: FeedForward) -> None:
-    """Turn standard GEGLU feed-forward layers into a LeanFeedForward; leave any others unchanged."""
+    """Turn standard GEGLU feed-forward layers into a LeanFeedForward; leave other layers unchanged."""
     kinds = [type(layer) for layer in layers.net]
     if type(layers) is FeedForward and kinds[:2] == [GEGLU, nn.Dropout] and len(kinds) == 3 and layers.net[1].p == 0.0:
         layers.__class__ = LeanFeedForward
@@ -155,7 +155,7 @@ def _gated(x: Tensor) -> Tensor:
 
 
 class _Gated(Function):
-    """GEGLU that saves only its input, which the first linear layer made; autograd would also save GELU(gate)."""
+    """GEGLU that saves only its input, the first linear layer's output; autograd would also save GELU(gate)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class _Gated(Function):
 
 
 class LeanBlock(BasicTransformerBlock):
-    """Transformer block of SD 1.5 and SDXL: self-attention, cross-attention and feed-forward, each after a norm.
+    """SD 1.5 and SDXL transformer block: self-attention, cross-attention and feed-forward, each after a norm.
 
     The norms' outputs are not saved for backward but recomputed from the residual stream, which is saved anyway.
     """
@@ -191,9 +191,9 @@ class LeanBlock(BasicTransformerBlock):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Return (B, tokens, width) for input of that shape and text (B, text tokens, text width).
+        """Return the output (B, tokens, width) for input of the same shape and text (B, text tokens, text width).
 
-        With any other argument diffusers' forward is used.
+        With any other argument, diffusers' forward is used.
         """
         if attention_mask is not None or any(one is not None for one in (*args, *kwargs.values())):
             other: Tensor = super().forward(hidden_states, attention_mask, encoder_hidden_states, *args, **kwargs)
@@ -206,9 +206,9 @@ class LeanBlock(BasicTransformerBlock):
 
 
 def install(unet: nn.Module) -> None:
-    """Replace the forwards of a UNet's residual, attention, feed-forward and transformer blocks by lean ones.
+    """Replace the forwards of a UNet's residual, attention, feed-forward and transformer blocks with lean ones.
 
-    Blocks with special options are left unchanged. Call this before the LoRA weights are set, because they move.
+    Blocks with special options stay unchanged. Call this before setting the LoRA weights, because it moves them.
     """
     lean_residuals(unet)
     for module in unet.modules():
@@ -223,7 +223,7 @@ def install(unet: nn.Module) -> None:
 
 
 def _is_plain_block(block: BasicTransformerBlock) -> bool:
-    """Return whether LeanBlock computes the same as diffusers' forward for this block."""
+    """Return whether LeanBlock computes the same result as diffusers' forward for this block."""
     norms, attentions = (block.norm1, block.norm2, block.norm3), (block.attn1, block.attn2)
     return (
         type(block) is BasicTransformerBlock
