@@ -1,4 +1,4 @@
-"""Image generation with diffusers' pipelines from text embeddings, so that no text encoder needs to be in memory."""
+"""Generate images with diffusers' pipelines from text embeddings, so that no text encoder needs to be in memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RenderSpec:
 
 
 def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) -> Any:
-    """Return diffusers' scheduler of that name with Stable Diffusion's noise schedule.
+    """Return the diffusers scheduler for a sampler name, with Stable Diffusion's noise schedule.
 
     A base with zero terminal SNR needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3). The
     timesteps stay on the CPU: the scheduler reads them in each step and would synchronize with the device every time.
@@ -72,7 +72,7 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
 
 @contextmanager
 def _numpy_warning_hidden() -> Iterator[None]:
-    """Hide a NumPy 2 warning: diffusers' schedulers convert tensors, whose `__array__` has no `copy` argument."""
+    """Hide a NumPy 2 warning: diffusers' schedulers convert tensors, whose `__array__` takes no `copy` argument."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
         yield
@@ -108,7 +108,7 @@ def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: R
 
 
 def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:
-    """Return a diffusers pipeline with only a UNet; text is passed as embeddings, and ``decode`` does the decoding."""
+    """Return a diffusers pipeline with only a UNet; it takes text embeddings, and ``decode`` decodes its latents."""
     components: dict[str, object] = {"text_encoder": None, "tokenizer": None, "unet": unet, "scheduler": sampler}
     if family == "sdxl":
         components |= {"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False}
@@ -121,7 +121,7 @@ def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:
 
 
 def compute_dtype(unet: torch.nn.Module) -> torch.dtype:
-    """Return the dtype that a UNet computes in: that of a convolution, because those are never quantized."""
+    """Return the dtype that a UNet computes in: the dtype of a convolution, which is never quantized."""
     dtype: torch.dtype = unet.conv_in.weight.dtype  # type: ignore[union-attr,assignment]
     return dtype
 
@@ -143,10 +143,11 @@ def decode(vae: Any, latents: Tensor, *, tiling: bool) -> Image.Image:
 
 @torch.no_grad()
 def decode_levels(vae: Any, latents: Tensor, *, tiling: bool) -> Tensor:
-    """Return the image as uint8 (3, H, W) on the device; everything the device does here, for forecasts to trace.
+    """Return the image as uint8 (3, H, W) on the device.
 
-    diffusers' default tile is as large as the VAE's training images. With it an SDXL image at 1024 px would be a single
-    tile, and tiling would save no memory.
+    This is everything that decoding does on the device, so that forecasts can trace it. diffusers' default tile is as
+    large as the VAE's training images, so an SDXL image at 1024 px would be a single tile, and tiling would save no
+    memory.
     """
     vae.enable_tiling() if tiling else vae.disable_tiling()
     vae.tile_sample_min_size = TILE

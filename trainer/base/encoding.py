@@ -1,4 +1,4 @@
-"""Encoding of captions by the text encoders and of images by the VAE."""
+"""Encode captions with the text encoders and images with the VAE."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trainer.files.tokens import CHUNK, ClipTokens
 
 _ROW = CHUNK + 2
 TILE = 512
-"""Side of a tile in pixels; images that fit into one tile are encoded in tiles of half the side."""
+"""Side of a tile in pixels; images that fit into one tile are encoded in tiles with half this side."""
 OVERLAP = 4
-"""Neighboring tiles overlap by at least 1 / OVERLAP of their side and are blended there."""
+"""Divisor for the overlap: neighboring tiles share at least 1 / OVERLAP of their side and are blended there."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class TextConditioning:
 
 
 def tokenize(family: Family, texts: Sequence[str], chunks: int = CHUNK) -> list[Tensor]:
-    """Return each text encoder's ids, int64 (B, rows x 77), for up to `chunks` (75, 150 or 225) tokens of text."""
+    """Return the token ids for each text encoder, int64 (B, rows x 77), for up to `chunks` (75, 150 or 225) tokens."""
     tokenizers = [ClipTokens(encoder.pad) for encoder in FAMILIES[family].text_encoders]
     return [torch.tensor([tokenizer.encode(text, chunks) for text in texts]) for tokenizer in tokenizers]
 
@@ -44,11 +44,11 @@ def tokenize(family: Family, texts: Sequence[str], chunks: int = CHUNK) -> list[
 def encode_text(
     family: Family, encoders: Sequence[TextEncoder], tokens: Sequence[Tensor], clip_skip: int | None
 ) -> TextConditioning:
-    """Encode the ids that `tokenise` returned; gradients flow into encoders whose weights require them.
+    """Encode the ids that `tokenize` returned; gradients flow into encoders whose weights require them.
 
-    For a single row of 77 tokens the result equals that of the pipelines' `encode_prompt`. `clip_skip` counts as in
-    kohya (2 = diffusers' 1). Longer texts are encoded row by row and joined as start, the 75 states of every row, end,
-    as in sd-scripts; SDXL's pooled text is that of the first row.
+    For a single row of 77 tokens, the result is the same as from the pipelines' `encode_prompt`. `clip_skip` counts as
+    in kohya (2 = diffusers' 1). Longer texts are encoded row by row and joined as in sd-scripts: the start token, the
+    75 states of every row, the end token. SDXL's pooled text comes from the first row.
     """
     encoded = [_encode_rows(encoder, ids.reshape(-1, _ROW)) for encoder, ids in zip(encoders, tokens, strict=True)]
     hidden, pooled = FAMILIES[family].condition(encoded, clip_skip)
@@ -77,18 +77,19 @@ def _encode_rows(encoder: TextEncoder, ids: Tensor) -> EncodedRows:
 
 
 def _joined(hidden: Tensor, count: int) -> Tensor:
-    """Join rows (B x rows, 77, C) to (B, rows x 75 + 2, C), keeping only the first start and the last end token."""
+    """Join rows (B x rows, 77, C) into (B, rows x 75 + 2, C), keeping only the first start and the last end token."""
     rows = hidden.reshape(count, -1, _ROW, hidden.shape[-1])
     return torch.cat([rows[:, 0, :1], rows[:, :, 1:-1].flatten(1, 2), rows[:, -1, -1:]], dim=1)
 
 
 @torch.no_grad()
 def encode_latents(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -> tuple[Tensor, Tensor]:
-    """Encode images (B, 3, H, W) in [-1, 1]; return the posterior's mean and deviation, fp32 (B, 4, H/8, W/8).
+    """Encode images (B, 3, H, W) in [-1, 1]; return the posterior's mean and standard deviation.
 
-    Pixels on the CPU are moved in the VAE's dtype, so that the GPU does not hold them twice. The latents are not scaled
-    (see `scale_latents`). If an image gives NaN or infinity, as with some VAEs below fp32, it is encoded again in fp32
-    by itself; raises BaseModelError if that fails too. Synchronizes with the device once, to read the flags.
+    Both are fp32 (B, 4, H/8, W/8). Pixels on the CPU are converted to the VAE's dtype before they are moved, so the GPU
+    does not hold them twice. The latents are not scaled (see `scale_latents`). If an image gives NaN or infinity, as
+    with some VAEs below fp32, it alone is encoded again in fp32; raises BaseModelError if that fails too. Synchronizes
+    with the device once, to read which images are finite.
     """
     mean, std, finite = posterior(vae, pixels, tiled=tiled)
     for index in (~finite).nonzero().flatten().tolist():
@@ -98,11 +99,11 @@ def encode_latents(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -
 
 @torch.no_grad()
 def posterior(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and deviation of the posterior, fp32, and which images are finite (B,), without synchronizing.
+    """Return the posterior's mean and standard deviation, fp32, and which images are finite (B,).
 
-    This is everything that encoding does on the device, so that forecasts can trace it. With tiles, peak memory is that
-    of one tile. Norms and attention see only their tile, so latents differ from those of the whole image: by 5 to 7 %
-    with the demo's VAE, compared with 7 to 8 % for diffusers' own tiles and 0.4 % for bf16.
+    This is everything that encoding does on the device, without synchronizing, so that forecasts can trace it. With
+    tiles, peak memory is what one tile needs. Norms and attention see only their tile, so the latents differ from the
+    whole image's: by 5 to 7 % with the demo's VAE, compared with 7 to 8 % for diffusers' own tiles and 0.4 % for bf16.
     """
     if tiled:
         encoded = DiagonalGaussianDistribution(_moments_of_tiles(vae, pixels))
@@ -154,7 +155,7 @@ def _tile_starts(length: int, side: int, scale: int) -> list[int]:
 
 
 def _ramp(length: int, like: Tensor) -> Tensor:
-    """Return blending weights that rise linearly from both ends of a tile over the overlap with its neighbors."""
+    """Return blending weights that rise linearly from both ends of a tile, across its overlap with the neighbors."""
     position = torch.arange(1, length + 1, device=like.device, dtype=like.dtype)
     return torch.minimum(position, length + 1 - position).clamp(max=max(length // OVERLAP, 1))
 

@@ -1,4 +1,4 @@
-"""Differences between SD 1.5 and SDXL in loading models and encoding text."""
+"""How SD 1.5 and SDXL differ in loading models and encoding text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TextEncoder = CLIPTextModel | CLIPTextModelWithProjection
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Output of one text encoder for rows of 77 tokens: the encoder, ids (rows, 77) and its inner model's output."""
+    """One text encoder, the ids (rows, 77) it encoded, and its inner model's output."""
 
     encoder: TextEncoder
     ids: Tensor
@@ -38,9 +38,9 @@ class TextEncoderFacts:
 
 @dataclass(frozen=True)
 class FamilyFacts:
-    """Differences of one family in loading models and encoding text.
+    """How one family loads models and encodes text.
 
-    `condition` takes each encoder's rows and the clip skip. It returns the hidden states (rows, 77, width) and the
+    `condition` takes each encoder's rows and the clip skip, and returns the hidden states (rows, 77, width) and the
     pooled text (rows, width), which is None for SD 1.5.
     """
 
@@ -49,14 +49,15 @@ class FamilyFacts:
 
 
 def inner_model(encoder: TextEncoder) -> nn.Module:
-    """Return the transformer inside a text encoder; since transformers 5.6 CLIPTextModel itself is that transformer."""
+    """Return the transformer inside a text encoder; since transformers 5.6, CLIPTextModel is itself the transformer."""
     return getattr(encoder, "text_model", encoder)
 
 
 def condition_sd15(rows: Sequence[EncodedRows], clip_skip: int | None) -> tuple[Tensor, None]:
-    """Return the normalized hidden states (rows, 77, 768) of the layer that `clip_skip` selects, from the end.
+    """Return the normalized hidden states (rows, 77, 768) from the layer that `clip_skip` selects.
 
-    1 or None is the last layer and 2 the one before it, as in kohya; diffusers' clip_skip is one less.
+    Layers are counted from the end: 1 or None is the last layer and 2 the one before it, as in kohya; diffusers'
+    clip_skip is one less.
     """
     (encoded,) = rows
     assert encoded.output.hidden_states is not None

@@ -1,4 +1,4 @@
-"""Base models by file, folder, Hub id or direct link: find them on this machine or download them."""
+"""Find base models on this machine or download them, given a file, folder, Hub id or direct link."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _TIMEOUT = 30.0  # seconds without receiving a byte
 def fetch_from_hub(
     model: str, revision: str | None = None, progress: OnPhase | None = None, endpoint: str | None = None
 ) -> tuple[Path, str]:
-    """Return the local path of a Hub base and its commit, downloading the files that are missing.
+    """Return the local path and commit of a base from the Hub, downloading the files that are missing.
 
-    A commit that is already complete here needs no network. A branch or tag is looked up; if the Hub cannot be reached,
-    the last known commit is used. Raises BaseModelError if the base does not exist, is not accessible, has no usable
-    files or does not fit on the disk, and OSError if writing fails.
+    A commit that has already been downloaded completely needs no network. A branch or tag is looked up; if the Hub
+    cannot be reached, the last known commit is used. Raises BaseModelError if the base does not exist, is not
+    accessible, has no usable files or does not fit on the disk, and OSError if writing fails.
     """
     key = f"{model}@{revision or 'main'}"
     known = _known(key)
@@ -79,10 +79,10 @@ def fetch_from_hub(
 
 
 def needed_files(model: str, names: Sequence[str]) -> list[str]:
-    """Return the files of a repository to download: configs and safetensors weights, each model once.
+    """Return which of a repository's files to download: configs and safetensors weights, each model once.
 
-    If a model exists in full and half precision, full is chosen. Raises BaseModelError if there is nothing to download,
-    or several single-file models among which only the user can choose.
+    If a model exists in full and half precision, the full one is chosen. Raises BaseModelError if there is nothing to
+    download, or if there are several single-file models from which only the user can choose.
     """
     if "model_index.json" not in names:
         return [_only_single(model, names)]
@@ -142,7 +142,7 @@ def _download(
 
 
 def _bar(progress: OnPhase | None, before: int, total: int) -> type[tqdm]:
-    """Return a replacement for the library's progress bar class that prints nothing and calls `progress`."""
+    """Return a replacement for huggingface_hub's progress bar class that prints nothing and calls `progress`."""
 
     class Bar(tqdm):
         def update(self, n: float | None = 1) -> bool | None:
@@ -197,7 +197,7 @@ def _record() -> Path:
 
 
 def _known(key: str) -> tuple[Path, str] | None:
-    """Return path and commit of a base that was downloaded completely and still has all files."""
+    """Return the path and commit of a base that was fully downloaded and still has all files; otherwise None."""
     entry = _entries().get(key)
     if entry is None:
         return None
@@ -251,7 +251,7 @@ def fetch_link(link: str, progress: OnPhase | None = None) -> Path:
 
 
 class _Download:
-    """Download of one link, with its folder for the partial and the finished file."""
+    """Download from one link, with a folder for the partial and the finished file."""
 
     def __init__(self, link: SafeLink, expected: str | None, progress: OnPhase | None) -> None:
         self.link = link
@@ -264,7 +264,7 @@ class _Download:
         self.notes = self.folder / "download.json"
 
     def finished(self) -> Path | None:
-        """Return the file if it was downloaded before; raise BaseModelError if its hash is not the expected one."""
+        """Return the file if it was downloaded before, else None; raise BaseModelError if its hash is wrong."""
         notes = self._read_notes()
         path = self.folder / safe_name(str(notes.get("name", "")))
         if "sha256" not in notes or not path.is_file() or path.stat().st_size != notes.get("size"):
@@ -285,7 +285,7 @@ class _Download:
             ) from error
 
     def _run(self) -> Path:
-        """Repeat attempts until the file is complete; an attempt without a new byte ends them with an error."""
+        """Repeat attempts until the file is complete; raise BaseModelError if an attempt receives no new bytes."""
         while True:
             before = self._size()
             try:
@@ -339,9 +339,9 @@ class _Download:
         return target
 
     def _range(self) -> dict[str, str]:
-        """Return the headers to continue the partial download.
+        """Return the headers that continue the partial download.
 
-        If-Range makes the server send the whole file if it has changed. Without a validator the download starts over.
+        If-Range makes the server send the whole file if it has changed. Without a validator, the download starts over.
         """
         validator, size = self._read_notes().get("validator"), self._size()
         return {"Range": f"bytes={size}-", "If-Range": str(validator)} if validator and size else {}
@@ -406,7 +406,7 @@ class _Download:
 
 
 def _validator(response: httpx2.Response) -> str | None:
-    """Return the ETag or date that identifies this version of the file; weak ETags are not valid for ranges."""
+    """Return the ETag or date that identifies this version of the file, or None; weak ETags do not work for ranges."""
     etag = response.headers.get("etag")
     return etag if etag and not etag.startswith("W/") else response.headers.get("last-modified")
 
@@ -416,7 +416,7 @@ def _check_request(request: httpx2.Request) -> None:
 
 
 def _check_scheme(scheme: str, host: str) -> None:
-    """Raise BaseModelError for links and redirects that are not https, except http on this machine itself."""
+    """Raise BaseModelError for links and redirects that are not https; http is allowed only on this machine itself."""
     if scheme == "https" or (scheme == "http" and host in _LOOPBACK):
         return
     sentence = f'"{scheme}://{host}" is not https: others on the network could change the file.'
@@ -432,7 +432,7 @@ class Fetched:
 
 
 def fetch_base(model: str, revision: str | None = None, progress: OnPhase | None = None) -> Fetched:
-    """Return the local base, downloading it if needed; raise BaseModelError if it is unavailable."""
+    """Return where the base is on this machine, downloading it if needed; raise BaseModelError if unavailable."""
     try:
         if "://" in model:
             return Fetched(fetch_link(model, progress))
@@ -449,7 +449,7 @@ def fetch_base(model: str, revision: str | None = None, progress: OnPhase | None
 
 
 def _storage_error(model: str, error: OSError) -> BaseModelError:
-    """Return the error for a download that could not be written, without the secrets and query of the link."""
+    """Return the error for a download that could not be written; it omits the link's secrets and query."""
     shown, folder = safe_link(model).text.partition("?")[0], places.models_folder()
     if places.is_disk_full(error):
         sentence = f'The disk of "{folder}" became full while "{shown}" was downloaded. The part received is kept.'

@@ -1,4 +1,4 @@
-"""Faster imports of the libraries for training and rendering: half the time, with the same effect."""
+"""Import the libraries for training and rendering in half the time, with the same effect."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LOCK = threading.RLock()
 def quick_imports() -> Iterator[None]:
     """Speed up imports of torch, diffusers, transformers and peft within the block; only the first block has an effect.
 
-    Garbage collection is off meanwhile: imports create a million objects and hardly any garbage, and collecting takes a
-    quarter of the time. The imported objects stay, so they are also excluded from later collections.
+    Garbage collection is off within the block: imports create a million objects and hardly any garbage, and collection
+    would take a quarter of the time. The imported objects are never freed, so later collections skip them too.
     """
     if "diffusers" in sys.modules:
         yield
@@ -40,10 +40,10 @@ def quick_imports() -> Iterator[None]:
 
 @contextmanager
 def deferred_compilation() -> Iterator[None]:
-    """Defer `torch.compile` of functions that are defined within the block to their first call.
+    """Defer `torch.compile` for functions that are defined within the block until their first call.
 
     bitsandbytes decorates four CPU functions that hardly any run calls, and loads the whole compiler for them at
-    import, which takes seconds. What is compiled, and with which options, is unchanged.
+    import, which takes seconds. The compiled functions and their options stay the same.
     """
     import torch
 
@@ -57,7 +57,7 @@ def deferred_compilation() -> Iterator[None]:
 
 
 def _deferring(compile_now: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `torch.compile` that defers functions, also as a decorator with options; modules compile at once."""
+    """Return a `torch.compile`, also usable as a decorator, that defers functions but compiles modules at once."""
 
     def compile_later(model: object = None, **options: Any) -> Any:
         if model is None:

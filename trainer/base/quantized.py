@@ -4,8 +4,8 @@ A weight W8 has one scale per row (outputs,): W = diag(scales / 127) W8, as bits
 each row of inputs or gradients is quantized by its largest magnitude; the integer sums are exact and only need scaling.
 This is LLM.int8 (Dettmers et al. 2022) without its special treatment of outliers (docs/decisions/0019).
 
-Eager PyTorch moves 9 bytes per value to quantize bf16 rows and 10 per output to scale it. The operations here are the
-ones that move least; Triton kernels would need 3 and 6.
+Eager PyTorch moves 9 bytes per value to quantize bf16 rows, and 10 per output value to scale the result. The operations
+used here move the fewest bytes; Triton kernels would need 3 and 6.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.base.weights import Placer
 from trainer.config.fit import Int8LayerConfig
 
 MULTIPLE = 8
-"""On CUDA, torch._int_mm requires the numbers of inputs and outputs to be multiples of this."""
+"""Number that inputs and outputs must be multiples of, because torch._int_mm requires it on CUDA."""
 _LARGEST = 127
 # Between 1024 and 2048, fp16 has only whole numbers. Adding a value within ±127 to 1536 therefore rounds it, half to
 # even, and the low byte of the sum is its int8 representation: two passes over memory, where round and cast need 3.
@@ -49,7 +49,7 @@ NEVER = Directions()
 
 
 def int8_directions(inputs: int, outputs: int, products: Sequence[Int8LayerConfig]) -> Directions:
-    """Return when a layer of this size uses int8 GEMMs: the first match in ``products``, if int8 supports the size."""
+    """Return when a layer of this size uses int8 GEMMs: its first match in ``products``, if int8 supports the size."""
     if inputs % MULTIPLE or outputs % MULTIPLE:
         return NEVER
     match = next((config for config in products if config.is_of(inputs, outputs)), None)
@@ -62,7 +62,7 @@ def has_enough_rows(x: Tensor, least: int | None) -> bool:
 
 
 def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x (..., inputs) · weightᵀ + bias (..., outputs) in the dtype of x, by an int8 GEMM."""
+    """Return x (..., inputs) · weightᵀ + bias (..., outputs) in the dtype of x, computed with an int8 GEMM."""
     rows, row_scales = quantize_rows(x.reshape(-1, x.shape[-1]))
     scaled = _scaled(torch._int_mm(rows, weight.t()), row_scales, x.dtype)
     result = scaled.mul_(scales) if bias is None else torch.addcmul(bias, scaled, scales, out=scaled)
@@ -70,7 +70,7 @@ def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) 
 
 
 def int8_input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """Return gradient (..., outputs) · weight (..., inputs) in the gradient's dtype, by an int8 GEMM.
+    """Return gradient (..., outputs) · weight (..., inputs) in the gradient's dtype, computed with an int8 GEMM.
 
     The scales belong to the dimension that is summed over here, so the gradient is scaled before it is quantized.
     """
@@ -81,10 +81,11 @@ def int8_input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor) -> Ten
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize rows (M, N) to int8 by their largest magnitude; return them and the scale of each row, fp32 (M, 1).
+    """Quantize rows (M, N) to int8 by their largest magnitude; return them and each row's scale, fp32 (M, 1).
 
-    The scale includes the 1 / 127 of the weights. If a row contains NaN or infinity, its scale and thus its results are
-    not finite either. Values above about 2.68e36 silently become 0, because 127 times them overflows fp32.
+    The scale includes the factor 1 / 127 for the weights. If a row contains NaN or infinity, its scale and thus its
+    results are not finite either. Values above about 2.68e36 silently become 0, because multiplying them by 127
+    overflows fp32.
     """
     largest = torch.linalg.vector_norm(rows, math.inf, -1, keepdim=True, dtype=torch.float32)
     shifted = rows.new_empty(rows.shape, dtype=torch.float16)
@@ -93,7 +94,7 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return values (M, N) times scales in ``dtype``, but in fp32 instead of fp16, whose range they may exceed."""
+    """Return values (M, N) times scales in ``dtype``; for fp16, whose range they may exceed, return fp32."""
     wide_dtype = torch.float32 if dtype == torch.float16 else dtype
     return torch.mul(values, scales, out=values.new_empty(values.shape, dtype=wide_dtype))
 
@@ -101,7 +102,7 @@ def _scaled(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 def _column_major(weight: Tensor) -> Tensor:
     """Return a temporary column-major copy of the weight, the only layout that cuBLAS accepts for the second matrix.
 
-    With two row-major matrices newer versions raise an error, and some older ones returned wrong results
+    With two row-major matrices, newer PyTorch versions raise an error, and some older ones returned wrong results
     (pytorch#106840, #169961).
     """
     return weight.t().contiguous().t()
@@ -121,9 +122,10 @@ Quantization = Literal["int8", "int8_products", "nf4"]
 class FrozenInt8Linear(Linear8bitLt):
     """Linear layer with int8 weights and one scale per row, dequantized to the input's dtype or used in int8 GEMMs.
 
-    bitsandbytes' own forward on a GPU quantizes the inputs to int8 by way of fp16 and logs a line each time: bf16
-    activations above 65504 become infinite, and the gradients do not match the outputs. Its function for CPUs has
-    neither problem, but saves every input where gradient checkpointing cannot drop it: 1.8 GiB for SDXL at 1024.
+    On a GPU, bitsandbytes' own forward converts the inputs to fp16 and quantizes them to int8, and logs a line each
+    time: bf16 activations above 65504 become infinite, and the gradients do not match the outputs. Its function for
+    CPUs has neither problem, but saves every input in a way that gradient checkpointing cannot drop: 1.8 GiB for SDXL
+    at 1024 px.
     """
 
     directions = NEVER
@@ -140,12 +142,12 @@ class FrozenInt8Linear(Linear8bitLt):
         return product
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
-        """Return the gradient of x from that of the output; only valid after a forward."""
+        """Return the gradient of x, given the gradient of the output; only valid after a forward."""
         return input_gradient(gradient, cast(Tensor, self.state.CB), cast(Tensor, self.state.SCB), self.directions)
 
 
 class _Int8Product(torch.autograd.Function):
-    """Autograd function of `product`; saves no input, because the frozen weight needs no gradient."""
+    """Autograd function for `quantized_linear`; saves no input, because the frozen weight needs no gradient."""
 
     @staticmethod
     def forward(
@@ -171,14 +173,14 @@ def quantized_linear(
 
 
 def input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor, directions: Directions = NEVER) -> Tensor:
-    """Return the gradient of x (..., inputs) from the gradient (..., outputs) of `product`."""
+    """Return the gradient of x (..., inputs), given the gradient (..., outputs) of `quantized_linear`'s output."""
     if has_enough_rows(gradient, directions.backward):
         return int8_input_gradient(gradient, weight, scales)
     return gradient @ _dequantized(weight, scales, gradient.dtype)
 
 
 def _dequantized(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the dequantized weight, computed as in bitsandbytes, where the largest value of a row is 127."""
+    """Return the dequantized weight, computed as in bitsandbytes, where each row's largest magnitude is 127."""
     return weight.to(dtype, copy=True).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
 
 
@@ -194,13 +196,13 @@ class FrozenNF4Linear(Linear4bit):
         self.support_avx512bf16_for_cpu = False
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
-        """Return the gradient of x from that of the output."""
+        """Return the gradient of x, given the gradient of the output."""
         weight = cast(Params4bit, self.weight)
         return gradient @ dequantize_4bit(weight, weight.quant_state).to(gradient.dtype)
 
 
 def quantizable_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers inside transformer blocks by name: the layers that get quantized."""
+    """Return the linear layers inside transformer blocks, which are the ones that get quantized, by name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -241,17 +243,17 @@ def quantize_linears(model: nn.Module, kind: Quantization, dtype: torch.dtype, d
 
 
 def set_int8_directions(model: nn.Module, products: Sequence[Int8LayerConfig]) -> None:
-    """Set for all 8-bit layers when they use int8 GEMMs, according to ``products``; weights are unchanged."""
+    """Set when each 8-bit layer uses int8 GEMMs, according to ``products``; leave the weights unchanged."""
     for module in model.modules():
         if isinstance(module, FrozenInt8Linear):
             module.directions = int8_directions(module.in_features, module.out_features, products)
 
 
 def _return_freed_memory() -> None:
-    """Return freed pages to the operating system where the C library would keep them.
+    """Return freed pages to the operating system if the C library would otherwise keep them.
 
-    Small weights that stay fragment the heap between large ones that were freed: without this, glibc's heap grows to
-    2.5 times the memory in use. Costs 1 s in total for SDXL.
+    Small weights that stay allocated between large freed ones fragment the heap: without this call, glibc's heap grows
+    to 2.5 times the memory in use. Takes 1 s in total for SDXL.
     """
     if _MALLOC_TRIM:
         _MALLOC_TRIM(0)

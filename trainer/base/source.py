@@ -1,4 +1,4 @@
-"""Base models: find and identify a base, and load its models tensor by tensor from a single file or a folder."""
+"""Find and identify base models, and load their parts tensor by tensor from a single file or a folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _Naming = Callable[[Stored, nn.Module], Stored]
 def open_base(config: BaseConfig, progress: OnPhase | None = None) -> BaseSource:
     """Find the base, download it if needed, and identify it without loading weights.
 
-    Raises BaseModelError if the base is unavailable or unusable, does not have the family that `config` states, has no
+    Raises BaseModelError if the base is unavailable or unusable, is of another family than `config` states, or has no
     VAE, or if neither the base nor `config` says what it predicts.
     """
     fetched = fetch_base(config.model, config.revision, progress)
@@ -69,17 +69,17 @@ def open_base(config: BaseConfig, progress: OnPhase | None = None) -> BaseSource
 
 @dataclass(frozen=True)
 class _Part(PartFiles):
-    """Files and config of one model of a base, and the function that renames its tensors."""
+    """Files and config for one of a base's models, and the function that renames its tensors."""
 
     naming: _Naming
 
     @property
     def source(self) -> str:
-        """Return the first file, quoted for error messages."""
+        """Return the path of the first file, quoted for error messages."""
         return f'"{self.files[0]}"'
 
     def named(self, stored: Stored, model: nn.Module) -> Stored:
-        """Return the tensors by the model's names; raise BaseModelError if they cannot be converted."""
+        """Return the tensors under the names that the model uses; raise BaseModelError if conversion fails."""
         try:
             return self.naming(stored, model)
         except (KeyError, IndexError) as error:  # diffusers' converters assume that some tensors and dimensions exist
@@ -93,10 +93,10 @@ class BaseSource:
     """Identified base from which models can be loaded; see `open_base`.
 
     `evidence` says how `family`, `prediction` and `zero_terminal_snr` were determined. `unet_config`, `vae_config` and
-    `text_configs` are configs of diffusers and transformers. `revision` is the commit of a Hub base.
+    `text_configs` are diffusers and transformers configs. `revision` is the commit if the base came from the Hub.
 
-    `check` is called before each tensor is read and before each forward of a model loaded from here; for a VAE or text
-    encoder also before each of its blocks. It may raise to interrupt the work; by default it does nothing.
+    `check` is called before reading each tensor and before each forward of a model loaded from here; for a VAE or text
+    encoder, also before each of its blocks. It may raise to interrupt the work; by default it does nothing.
     """
 
     def __init__(
@@ -149,23 +149,23 @@ class BaseSource:
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Return the SHA-256 of every weight file, by its path within the base, or by its name for a separate VAE."""
+        """Return the SHA-256 of every weight file, by its path within the base (a separate VAE: by its file name)."""
         named = {self._name(path): path for part in (self._unet, self._vae, *self._texts) for path in part.files}
         return {name: self._hashes[path] for name, path in named.items()}
 
     @property
     def unet_hash(self) -> str:
-        """Return a hash of the UNet's files and config."""
+        """Return one hash of the UNet's files and config."""
         return self._unet.digest(self._hashes)
 
     @property
     def vae_hash(self) -> str:
-        """Return a hash of the VAE's files and config."""
+        """Return one hash of the VAE's files and config."""
         return self._vae.digest(self._hashes)
 
     @property
     def text_hash(self) -> str:
-        """Return a hash of all text encoders' files and configs."""
+        """Return one hash of all text encoders' files and configs."""
         return joint_digest(self._texts, self._hashes)
 
     def require_weights(self) -> None:
@@ -240,8 +240,8 @@ class BaseSource:
     def _check_before_forwards(self, model: nn.Module) -> None:
         """Register hooks that call `check` while the model computes.
 
-        The blocks of a UNet get none: torch.compile would break at the call, and one UNet forward is only one sampling
-        step. A forward of a VAE, in contrast, is a whole image.
+        A UNet's blocks get no hooks, because the call would break the graph of torch.compile, and one UNet forward is
+        only one sampling step. A VAE forward, in contrast, processes a whole image.
         """
         if self.check is _nothing:
             return
@@ -282,16 +282,16 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def empty_diffusers_model(kind: Callable[..., _Model], config: Config, source: str) -> _Model:
-    """Build a diffusers model on the meta device, ignoring config keys of other diffusers versions.
+    """Build a diffusers model on the meta device, ignoring config keys from other diffusers versions.
 
-    Raises BaseModelError, which names `source`, for a config that no model can be built from.
+    Raises BaseModelError, which names `source`, if no model can be built from the config.
     """
     known = inspect.signature(kind).parameters
     return _built(lambda: kind(**{key: value for key, value in config.items() if key in known}), source)
 
 
 def empty_clip_model(kind: type[Any], config: Config, source: str) -> Any:
-    """Build a text encoder on the meta device; raises as `empty_diffusers_model`."""
+    """Build a text encoder on the meta device; raises BaseModelError like `empty_diffusers_model`."""
     known = inspect.signature(CLIPTextConfig.__init__).parameters
     return _built(lambda: kind(CLIPTextConfig(**{key: value for key, value in config.items() if key in known})), source)
 

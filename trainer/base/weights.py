@@ -1,4 +1,4 @@
-"""Lazy tensors of safetensors files: renamed, sliced and transposed for free, then read one at a time."""
+"""Lazy tensors from safetensors files, which are renamed, sliced and transposed for free, then read one by one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _OPTIONAL_LEVEL = "text_model."
 
 
 class StoredTensor:
-    """Lazy tensor of a file, with the few operations that diffusers' checkpoint converters use.
+    """Lazy tensor in a file, with the few operations that diffusers' checkpoint converters use.
 
     Each operation returns another StoredTensor; `read` reads the tensor and applies them.
     """
@@ -74,7 +74,7 @@ class StoredTensor:
         return self._after(lambda tensor: tensor[index])
 
     def contiguous(self) -> StoredTensor:
-        """Return itself: tensors are copied to their place after reading anyway."""
+        """Return itself, because tensors are copied to their destination after reading anyway."""
         return self
 
     clone = detach = contiguous
@@ -86,8 +86,8 @@ class StoredTensor:
 class StoredWeights:
     """Context manager that opens safetensors files and returns their tensors by name.
 
-    Files are read with `pread` instead of being mapped: mapped pages count as this process's memory once they are read,
-    and on Windows the whole file counts as committed from the start.
+    Files are read with `pread` instead of being memory-mapped: mapped pages count as this process's memory after they
+    are read, and on Windows, the whole file counts as committed from the start.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -133,7 +133,7 @@ Stored = Mapping[str, StoredTensor]
 
 
 def unet_of_single_file(stored: Stored, unet: nn.Module) -> Stored:
-    """Return the UNet's tensors of a single file (LDM layout) with diffusers' names."""
+    """Return the UNet's tensors from a single file (LDM layout), with diffusers' names."""
     return _converted(convert_ldm_unet_checkpoint(_starting(stored, _UNET), unet.config))
 
 
@@ -146,7 +146,7 @@ def vae_of_file(stored: Stored, vae: nn.Module) -> Stored:
 
 
 def text_encoder_of_single_file(facts: TextEncoderFacts, stored: Stored, encoder: nn.Module) -> Stored:
-    """Return a text encoder's tensors of a single file with transformers' names."""
+    """Return a text encoder's tensors from a single file, with transformers' names."""
     own = _starting(stored, facts.prefix)
     if facts.open_clip:
         return _converted(convert_open_clip_checkpoint(encoder, own, facts.prefix))
@@ -169,7 +169,7 @@ def _current_name(name: str) -> str:
 
 
 Placer = Callable[[nn.Module, str, Tensor], bool]
-"""Takes a module, a parameter name and the tensor in full precision; returns True if it placed the tensor itself."""
+"""Function of a module, a parameter name and the full-precision tensor; returns True if it placed the tensor."""
 
 
 def place_weights(
@@ -184,8 +184,8 @@ def place_weights(
 ) -> None:
     """Fill a model on the meta device with the stored tensors, each cast to `dtype` on the CPU and moved to `device`.
 
-    Needs memory for the model and one tensor at a time. Names may or may not have the level `text_model.`; tensors that
-    the model does not have are ignored. `progress` is called with the number of placed tensors and the total. Raises
+    Needs memory for the model plus one tensor. Names may or may not include the level `text_model.`; tensors that the
+    model does not have are ignored. `progress` is called with the number of placed tensors and the total. Raises
     BaseModelError for missing tensors or wrong shapes before it reads any tensor.
     """
     known = require_fitting(model, stored, source)
@@ -202,7 +202,7 @@ def place_weights(
 
 
 def require_fitting(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> dict[str, StoredTensor]:
-    """Return the stored tensors by the model's names; raise BaseModelError if one is missing or has another shape.
+    """Return the stored tensors by model parameter name; raise BaseModelError if one is missing or misshaped.
 
     Reads only headers; the model may be on the meta device.
     """
@@ -212,7 +212,7 @@ def require_fitting(model: nn.Module, stored: Mapping[str, StoredTensor], source
 
 
 def _by_model_names(model: nn.Module, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors by the model's names: transformers 5.6 removed a level that all published files have."""
+    """Return the tensors by model parameter name; transformers 5.6 removed a level that all published files have."""
     wanted = {name for name, _ in model.named_parameters()}
     known = {}
     for name, tensor in stored.items():
@@ -238,7 +238,7 @@ def _check(model: nn.Module, known: Mapping[str, StoredTensor], source: str) -> 
 
 
 def _own(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to the device; a slice is copied, so that it does not keep the whole tensor alive."""
+    """Move a tensor to the device; copy a slice, so that it does not keep the whole tensor in memory."""
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor.contiguous().to(device) if whole else tensor.clone(memory_format=torch.contiguous_format).to(device)
 
@@ -249,7 +249,7 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _fill_buffers(model: nn.Module, device: torch.device) -> None:
-    """Create the only buffers of these models: CLIP's position ids 0 to 76, which files may omit."""
+    """Create the only buffers that these models have: CLIP's position ids 0 to 76, which files may omit."""
     for name, buffer in list(model.named_buffers()):
         if not name.endswith("position_ids"):
             raise AssertionError(f"{type(model).__name__} has an unknown buffer {name}")

@@ -1,4 +1,4 @@
-"""Command line: parse arguments, run a command, print the result.
+"""Command line: parse the arguments, run a command, and print the result.
 
 Each command imports what it needs when it runs, so that --help is instant.
 """
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _prepare_process(*, debug: bool) -> None:
-    """Set up the streams, environment and logging of this process; callers that pass `words` to `main` keep theirs."""
+    """Set up this process's streams, environment and logging; not used for callers that pass `words` to `main`."""
     # Without a terminal (pythonw, or one that was closed), files opened later must not get these descriptor numbers.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -36,7 +36,7 @@ _MOST_PROBLEMS = 30
 
 
 def echo(text: str = "") -> None:
-    """Write one message to stdout; its line breaks are kept, and later lines are indented."""
+    """Write one message to stdout; keep its line breaks, and indent all lines after the first."""
     write_lines(sys.stdout, printable_lines(text))
 
 
@@ -49,7 +49,7 @@ def echo_lines(lines: Iterable[str]) -> None:
 def echo_json(value: Any, *, indent: int | None = None) -> None:
     """Write a value to stdout as JSON, on one line unless `indent` is given.
 
-    Non-ASCII characters are escaped, because a terminal may show the output too; parsers read the same values.
+    Non-ASCII characters are escaped, because the output may go to a terminal; parsers read the same values.
     """
     write_lines(sys.stdout, [json.dumps(value, indent=indent)])
 
@@ -60,7 +60,7 @@ def json_line(line: str) -> str:
 
 
 def note(text: str, most: int = MOST_LINES) -> None:
-    """Write a remark or an error to stderr (results go to stdout); drop it if the stream has no reader."""
+    """Write a message or an error to stderr (results go to stdout); discard it if the stream has no reader."""
     try:
         write_lines(sys.stderr, printable_lines(text, most))
     except OSError:
@@ -80,7 +80,7 @@ def write_lines(stream: TextIO, lines: Iterable[str]) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Redirect a stream to the null device, including what it still holds in its buffer."""
+    """Redirect a stream to the null device, including what is still in its buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -137,14 +137,14 @@ def add_base(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the --json option of a command that shows a run's events."""
+    """Add the --json option for a command that shows a run's events."""
     parser.add_argument("--json", action="store_true", help="print the run's events as JSON lines, for scripts")
 
 
 def protect_links(options: argparse.Namespace) -> Iterator[str]:
-    """Yield a message for each password or token moved out of a base link in the job file, --base or --set.
+    """Move passwords and tokens out of the base links in the job file, --base and --set; yield a message for each.
 
-    The links in `options` and in the job file no longer hold them afterwards, so no command can print or write them.
+    Afterward, the links in `options` and in the job file no longer contain them, so no command can print or write them.
     """
     base = getattr(options, "base", None)
     for name in ("job", "what", "source"):
@@ -183,7 +183,7 @@ def checked(section: type[_Section], **values: object) -> _Section:
 
 
 def quieten() -> None:
-    """Silence the libraries' notices, warnings and progress bars; call it before the first of them is imported."""
+    """Silence the libraries' notices, warnings and progress bars; call this before importing any of them."""
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -195,7 +195,7 @@ def quieten() -> None:
 
 @contextmanager
 def engine_imports(on_event: Callable[[events.Event], None]) -> Iterator[None]:
-    """Announce the wait and speed up imports while the block imports the engine."""
+    """Announce a wait of a few seconds, and speed up the imports of the engine within the block."""
     from trainer.base.imports import quick_imports
 
     on_event(_STARTING)
@@ -204,7 +204,7 @@ def engine_imports(on_event: Callable[[events.Event], None]) -> Iterator[None]:
 
 
 def guarded(command: Callable[[], int], *, debug: bool) -> int:
-    """Run a command and return its exit code; an error is written to stderr and sets the code."""
+    """Run a command and return its exit code; write errors to stderr and return the exit code that fits."""
     try:
         return command()
     except ImpastoError as error:

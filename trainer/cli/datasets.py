@@ -1,4 +1,4 @@
-"""Commands that look at files before training: check a dataset, inspect a model file."""
+"""Commands that examine files before training: check a dataset, inspect a model file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Check a dataset; the exit code is 2 when it has errors."""
+    """Check a dataset; return exit code 2 if it has errors."""
     from trainer.dataset.dataset import describe, read_dataset
 
     dataset, recipe, captions = _what_to_check(options)
@@ -82,9 +82,9 @@ def run_check(options: argparse.Namespace) -> int:
 
 
 def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeConfig, Imported]:
-    """Return dataset, recipe and imported captions of a job, folder or other trainer's file.
+    """Return the dataset, recipe and imported captions from a job, a folder or another trainer's file.
 
-    Captions are returned only for other trainers' files that hold them instead of sidecar files.
+    Captions are returned only for other trainers' files that contain them instead of using sidecar files.
     """
     from trainer.config.job import DatasetConfig, FolderConfig
     from trainer.config.load import load_job
@@ -106,7 +106,7 @@ def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeCo
 
 
 def _is_kohya(path: Path) -> bool:
-    """Return whether a TOML file is a kohya dataset file: it has [[datasets]], where a job has [dataset]."""
+    """Return whether a path is a kohya dataset file in TOML: it has [[datasets]], while a job has [dataset]."""
     if path.suffix.lower() != ".toml" or not path.is_file():
         return False
     with open_file(path, "text") as file:
@@ -128,7 +128,7 @@ def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeCo
 
 
 def _native_resolution(base: BaseConfig) -> int:
-    """Return the native resolution of a base; that of SDXL if its family is unknown."""
+    """Return a base's native resolution, or SDXL's if the family is unknown."""
     from trainer.config.base import NATIVE_RESOLUTION
     from trainer.files.identify import identify_base
 
@@ -138,7 +138,7 @@ def _native_resolution(base: BaseConfig) -> int:
 
 
 def _assumed() -> int:
-    """Return the default resolution and print that it is assumed."""
+    """Return the default resolution, and print that it is an assumption."""
     from trainer.config.base import NATIVE_RESOLUTION
 
     resolution = NATIVE_RESOLUTION["sdxl"]
@@ -148,7 +148,7 @@ def _assumed() -> int:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback (done, total) that shows progress on stderr, because stdout is for the findings."""
+    """Yield a callback (done, total) that shows progress on stderr, because the findings go to stdout."""
     from trainer.cli.display import open_display
 
     with open_display(sys.stderr, as_json=False) as show:
@@ -157,7 +157,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_finding(finding: Finding, roots: Sequence[Path], used: Set[Path], *, show_all: bool) -> None:
-    """Print a finding with paths relative to the dataset; omit the list if it would name every image."""
+    """Print a finding with paths relative to the dataset; omit the paths if they would list every image."""
     sentence, paths, total = finding.sentence, finding.paths, len(used)
     every = sentence.startswith(f"{total} ") and set(paths) == used and finding.code not in _COPIES
     if every and not show_all:
@@ -174,7 +174,7 @@ def _print_finding(finding: Finding, roots: Sequence[Path], used: Set[Path], *, 
 
 
 def _within(text: str, roots: Sequence[Path]) -> str:
-    """Return a text with its paths made relative to the dataset; with several folders, keep each folder's name."""
+    """Make the paths in a text relative to the dataset; if it has several folders, keep each folder's name."""
     for root in sorted(roots, key=lambda root: -len(str(root))):
         text = text.replace(f"{root}{os.sep}", "" if len(roots) == 1 else f"{root.name}{os.sep}")
     return text
@@ -220,7 +220,7 @@ def _print_lora(path: Path) -> bool:
 
 
 def _lora_lines(path: Path, identity: LoraIdentity) -> Iterator[str]:
-    """Yield lines: what the LoRA is, what users want to know first, then all of its metadata."""
+    """Yield lines that describe a LoRA: what it is, what users want to know first, then all metadata."""
     yield f"{path} is {identity.evidence[0].removeprefix('It is ')}"
     yield from (f"  {sentence}" for sentence in identity.evidence[1:])
     stated = {key: printable(value, _LONGEST_VALUE) for key, value in identity.metadata.items() if value != "None"}

@@ -1,4 +1,4 @@
-"""Display of a run's events: progress bars on a terminal, plain lines elsewhere, or JSON lines."""
+"""Display a run's events: progress bars on a terminal, plain lines elsewhere, or JSON lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WRITE_ERRORS = (OSError, ValueError)
 
 @contextmanager
 def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] = ()) -> Iterator[OnEvent]:
-    """Yield a function that shows events on `stream`; `past` events only restore the state of the bars."""
+    """Yield a function that shows events on `stream`; `past` events only set the initial state of the bars."""
     if as_json:
         for event in past:
             write_lines(stream, [json_line(events.to_line(event))])
@@ -58,9 +58,10 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
 
 
 class _Terminal:
-    """Terminal whose window may be closed while the run continues; later output is then discarded.
+    """Terminal stream whose window may be closed while the run continues; output after that is discarded.
 
-    A thread draws the bars, and they are drawn a last time at the end: an OSError there would fail a healthy run.
+    A thread draws the bars, and they are drawn one last time at the end; an OSError at that point would make a healthy
+    run fail.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -105,7 +106,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """Plain-line display: first start and end of each phase, progress every ten seconds, and all messages."""
+    """Plain-line display: all messages, the first start and end of each phase, and progress every ten seconds."""
 
     def __init__(self, stream: TextIO, story: RunProgress) -> None:
         self._stream = stream
@@ -115,7 +116,7 @@ class PlainDisplay:
         self._ended: set[events.Phase] = set()
 
     def show(self, event: events.Event) -> None:
-        """Write the line of an event, if it is due one."""
+        """Write a line for an event, unless it is progress that is not due yet."""
         self._story.update(event)
         line = words.sentence(event) or self._progress(event)
         if line:
@@ -151,7 +152,7 @@ class PlainDisplay:
 
 
 def image(story: RunProgress, now: float) -> Group:
-    """Return the live part of the display: per phase a row with bar, count and time, then the figures."""
+    """Return the live part of the display: a row with bar, count and time for each phase, then the figures."""
     rows = Table.grid(padding=(0, 1))
     for phase, state in story.phases.items():
         running = story.current == phase
@@ -165,15 +166,15 @@ def image(story: RunProgress, now: float) -> Group:
 
 
 def stamped(event: events.Event) -> events.Event:
-    """Return the event with a time; events from before the run folder exists were not stamped by an event writer."""
+    """Return the event with a time; no event writer stamps events that occur before the run folder exists."""
     return event if event.time else dataclasses.replace(event, time=time.time())
 
 
 class RunLog:
-    """Log of a run in the format of the plain display; events are buffered until the run's folder exists.
+    """A run's log in the format of the plain display; events are buffered until the run's folder exists.
 
-    Runs started by the queue don't need it: their whole output is redirected to the log. If the disk fails, the run
-    continues without a log.
+    Runs that the queue starts do not need it, because all their output is redirected to the log. If the disk fails, the
+    run continues without a log.
     """
 
     def __init__(self) -> None:
@@ -182,7 +183,7 @@ class RunLog:
         self._display: PlainDisplay | None = None
 
     def open(self, run: Path) -> None:
-        """Open the log of `run` and write the buffered events to it."""
+        """Open the log in the folder `run` and write the buffered events to it."""
         with contextlib.suppress(*_WRITE_ERRORS):
             console = long_path(RunDirectory(run).console)
             # A notice may contain a file name that is not valid Unicode; write it as a terminal would show it.
@@ -193,7 +194,7 @@ class RunLog:
             self.show(event)
 
     def show(self, event: events.Event) -> None:
-        """Write an event, or buffer it while the log is not open."""
+        """Write an event to the log, or buffer it until the log is open."""
         if self._early is not None:
             self._early.append(stamped(event))
         elif self._display:

@@ -1,4 +1,4 @@
-"""The doctor command: checks whether this PC can train, and says what to do if not."""
+"""The doctor command, which checks whether this PC can train and says what to do if not."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class DoctorCheck:
 
 
 def check_gpu(gpu: Gpu) -> DoctorCheck:
-    """Return the check of a GPU's free memory and temperature."""
+    """Check a GPU's temperature, and report its free memory and capabilities."""
     free = f"{words.size(gpu.free_bytes)} of {words.size(gpu.total_bytes)} free"
     facts = [
         f"compute capability {gpu.capability[0]}.{gpu.capability[1]}",
@@ -100,7 +100,7 @@ def check_gpu(gpu: Gpu) -> DoctorCheck:
 
 
 def check_uses(gpu: Gpu) -> DoctorCheck:
-    """Return the check of the programs that use a GPU: memory that they hold is not available for training."""
+    """Check which programs use a GPU, because their memory is not available for training."""
     others = ", ".join(_use_text(use) for use in gpu.uses) or "no program that the driver reports"
     sentence = f"GPU {gpu.index} is used by: {others}"
     if gpu.free_bytes < gpu.total_bytes // 2:
@@ -113,7 +113,7 @@ def check_uses(gpu: Gpu) -> DoctorCheck:
 
 
 def check_context(gpu: Gpu, context_bytes: int, desktop_bytes: int) -> DoctorCheck:
-    """Return the check of what the CUDA context takes and what it leaves for the model."""
+    """Check how much memory the CUDA context takes and how much is left for the model."""
     sentence = (
         f"GPU {gpu.index}: CUDA itself takes about {words.size(context_bytes)} while training; "
         f"{words.size(max(0, gpu.free_bytes - context_bytes))} are left for the model"
@@ -127,10 +127,10 @@ def check_context(gpu: Gpu, context_bytes: int, desktop_bytes: int) -> DoctorChe
 
 
 def check_commit(memory: MainMemory, gpus: list[Gpu]) -> DoctorCheck | None:
-    """Return the check of the Windows commit limit against a full GPU plus the training process.
+    """Check whether the Windows commit limit has room for a full GPU plus the training process.
 
-    None on systems without a commit limit. GPU memory counts against it too, so with a small page file programs run out
-    of memory while most of the GPU is free.
+    Return None on systems without a commit limit. GPU memory counts against the limit too, so with a small page file,
+    programs run out of memory while most of the GPU is free.
     """
     if memory.commit_free is None or memory.commit_limit is None or not gpus:
         return None
@@ -151,7 +151,7 @@ def check_commit(memory: MainMemory, gpus: list[Gpu]) -> DoctorCheck | None:
 
 
 def check_spilling(driver: str, system: str) -> DoctorCheck | None:
-    """Return what the Windows driver does when the GPU is full; None elsewhere, where allocations simply fail."""
+    """Report what the Windows driver does when the GPU is full; on other systems, where allocations fail, None."""
     found = re.match(r"(\d+)\.(\d+)", driver)
     if system != "Windows" or found is None:
         return None
@@ -178,7 +178,7 @@ def _use_text(use: GpuProcess) -> str:
 
 
 def _largest_use(gpu: Gpu) -> str:
-    """Return which program holds the most memory and how much; empty if the driver does not report sizes."""
+    """Return which program uses the most GPU memory, and how much; "" if the driver does not report sizes."""
     known = [use for use in gpu.uses if use.bytes]
     return f": {known[0].name} holds {words.size(known[0].bytes or 0)}" if known else ""
 
@@ -192,7 +192,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Print every check; the exit code is 1 when something prevents training."""
+    """Print the result of every check; return exit code 1 if something prevents training."""
     if options.json:
         return _print_json(examine(self_test=not options.quick))
     marks = {"ok": "ok      ", "doubtful": "doubtful", "broken": "BROKEN  "}
@@ -263,7 +263,7 @@ def _find_gpus() -> tuple[list[Gpu], DoctorCheck]:
 
 
 def _check_gpus(found: list[Gpu]) -> Iterator[DoctorCheck]:
-    """Yield the checks of every GPU, and of the memory limits that the system sets for all of them."""
+    """Yield the results for each GPU, then for the system's memory limits, which apply to all of them."""
     from trainer.host import main_memory
     from trainer.memory.device.calibration import corrections
     from trainer.memory.device.gpu_specs import overheads_for, specs_of
@@ -282,7 +282,7 @@ def _check_gpus(found: list[Gpu]) -> Iterator[DoctorCheck]:
 
 
 def _check_build(found: list[Gpu]) -> DoctorCheck:
-    """Return the check of whether the installed torch was built for CUDA, read from its files without importing it."""
+    """Check whether the installed torch was built for CUDA, by reading its files instead of importing it."""
     try:
         version = metadata.version("torch")
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_render(options: argparse.Namespace) -> int:
-    """Render every prompt and print the files, or with --serve answer requests until stdin ends."""
+    """Render every prompt and print the file names; with --serve, answer requests until stdin ends."""
     if options.serve:
         from trainer.base.imports import quick_imports
 
@@ -92,7 +92,7 @@ def run_render(options: argparse.Namespace) -> int:
 
 
 def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptConfig]]:
-    """Return base and prompts as job settings.
+    """Return the base and the prompts as job settings.
 
     Raises JobError that names every invalid value of a section.
     """
@@ -112,7 +112,7 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
 
 
 def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:
-    """Raise ImpastoError if a file cannot be used or `out` cannot be written, before the engine starts."""
+    """Raise ImpastoError, before the engine starts, if a file cannot be used or `out` cannot be written."""
     from trainer.config.paths import is_base_path
     from trainer.files.architecture import NAMES
     from trainer.files.identify import identify_base, identify_lora
@@ -136,7 +136,7 @@ def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:
 
 
 def _lora(text: str) -> tuple[Path, float]:
-    """Return path and strength of FILE or FILE:STRENGTH; the colon of a Windows drive does not start a strength."""
+    """Parse FILE or FILE:STRENGTH into path and strength; the colon after a Windows drive belongs to the path."""
     file, _, stated = text.rpartition(":")
     if not file or Path(text).exists():
         return Path(text), 1.0

@@ -75,7 +75,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_new(options: argparse.Namespace) -> int:
-    """Write NAME/job.toml."""
+    """Create a job: write NAME/job.toml."""
     from trainer.config.write import new_job_text
 
     name, folder = _name_and_folder(options.name)
@@ -105,7 +105,7 @@ def run_new(options: argparse.Namespace) -> int:
 
 
 def _name_and_folder(text: str) -> tuple[str, Path]:
-    """Return name and folder of a new job; a name gets a new folder, a path is the folder itself."""
+    """Return a new job's name and folder; a name gets a new folder, a path is the folder itself."""
     if not text.strip():
         raise JobError("job.name", "Could not create a job: its name is empty.", 'Give it a name such as "my-style".')
     if text in (".", "..") or any(mark and mark in text for mark in (os.sep, os.altsep)):
@@ -153,7 +153,7 @@ def _add_queued(parser: argparse.ArgumentParser) -> None:
 
 
 def _frozen(options: argparse.Namespace) -> str | None:
-    """Return the job's text as it was when it was queued; None if the command was not started by the queue."""
+    """Return the job's text from when it was queued; None if the queue did not start this command."""
     if options.queued is None:
         return None
     from trainer.protocol.queue import Queue
@@ -169,9 +169,9 @@ def _frozen(options: argparse.Namespace) -> str | None:
 
 
 def _carried_out(options: argparse.Namespace, work: Callable[[OnRunFolder, OnEvent], int]) -> int:
-    """Run `work` and return its exit code; if the queue started this process, its entry records the result.
+    """Run `work` and return its exit code; if the queue started this process, record the result in its entry.
 
-    `work` receives a callback for the run's folder and one for its events.
+    `work` receives two callbacks: one for the run's folder and one for its events.
     """
     with handling_sigusr1(signal.default_int_handler):
         if options.queued is None:
@@ -189,9 +189,9 @@ def _carried_out(options: argparse.Namespace, work: Callable[[OnRunFolder, OnEve
 def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Call `handler` on SIGUSR1 inside the block; the signal's default action would kill the process.
 
-    SLURM sends SIGUSR1 shortly before a job's time limit. A started run handles it itself (`Control.signals`) and
-    pauses; this covers the time before that, and the queue's worker. The handler must be a Python function, because
-    the engines that the worker starts would inherit SIG_IGN.
+    SLURM sends SIGUSR1 shortly before a job's time limit. A run that has started handles the signal itself
+    (`Control.signals`) and pauses; this function covers the time before the start, and the queue's worker. The handler
+    must be a Python function, because the engines that the worker starts would inherit SIG_IGN.
     """
     number = getattr(signal, "SIGUSR1", None)  # Windows has none
     if number is None or threading.current_thread() is not threading.main_thread():
@@ -206,7 +206,7 @@ def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iter
 
 @contextmanager
 def showing_events(log: OnEvent = lambda _: None, *, as_json: bool) -> Iterator[OnEvent]:
-    """Yield a function that shows the events of a run in this process and passes them to `log`.
+    """Yield a function that shows a run's events in this process and passes them to `log`.
 
     An error that ends the run is reported once: as a JSON event with --json, otherwise by the code that catches it.
     """
@@ -232,9 +232,9 @@ def showing_events(log: OnEvent = lambda _: None, *, as_json: bool) -> Iterator[
 
 
 def family_of(base: str, stated: Family | None) -> Family | None:
-    """Return the family of a base: read from its files, else the `stated` one; None if unknown.
+    """Return a base's family as read from its files, else the `stated` family; None if unknown.
 
-    Raises JobError when `stated` contradicts the files.
+    Raises JobError if `stated` contradicts the files.
     """
     from trainer.config.paths import is_base_path
 
@@ -251,7 +251,7 @@ def family_of(base: str, stated: Family | None) -> Family | None:
 
 
 def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
-    """Return the built-in fit preset for a machine's GPU; None without a GPU or if the family is unknown."""
+    """Return the built-in fit preset for a machine's GPU; None if there is no GPU or the family is unknown."""
     from trainer.config.presets.library import fit_for, read_library
 
     if family is None or machine.total_bytes is None:
@@ -261,7 +261,7 @@ def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
 
 
 def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
-    """Return the recipe of a preset for bases of `family`; raises JobError if the preset has no recipe."""
+    """Return the recipe from the preset `name` for `family`; raise JobError if the preset has no recipe."""
     from trainer.config.presets.library import preset_with_recipe
 
     recipe = preset_with_recipe(name, family).recipe
@@ -270,7 +270,7 @@ def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
 
 
 def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
-    """Return the overrides of a job file: the recipe of the --recipe preset, then --set, which takes precedence."""
+    """Return what overrides the job file: the --recipe preset's recipe, then --set, which takes precedence."""
     if not options.recipe:
         return list(options.set)
     from trainer.config.load import load_job
@@ -284,7 +284,7 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
 def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> None:
     """Raise ImpastoError if the job, a local base or an image folder is unreadable, or the runs folder unwritable.
 
-    This reports mistakes at once, before the engine takes seconds to start.
+    Reports mistakes immediately, before the engine takes seconds to start.
     """
     from trainer.config.load import load_job
     from trainer.config.paths import is_base_path
@@ -305,7 +305,7 @@ def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> Non
 
 
 def _count_images(folder: Path) -> int:
-    """Return how many images a dataset folder holds; raises DatasetError if there is nothing to train on."""
+    """Return the number of images in a dataset folder; raise DatasetError if there is nothing to train on."""
     from trainer.config.job import DatasetConfig, FolderConfig
     from trainer.dataset.folders import scan_folders
 
@@ -313,7 +313,7 @@ def _count_images(folder: Path) -> int:
 
 
 def machine_here() -> Machine:
-    """Return the machine that a fit is chosen for: the GPU with the most memory, else the CPU."""
+    """Return the machine to choose a fit for: the GPU with the most memory, or the CPU if there is no GPU."""
     from trainer import gpu
     from trainer.config.resolve import Machine
     from trainer.host import usable_cores

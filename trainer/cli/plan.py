@@ -1,4 +1,4 @@
-"""The `plan` command: what fits on a GPU, how long training takes and where the memory peak is, before it starts."""
+"""The `plan` command, which forecasts what fits on a GPU, how long training takes, and where memory peaks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Answer one request, or serve many; return exit code 2 when nothing fits."""
+    """Answer one request, or serve many; return exit code 2 if nothing fits."""
     from trainer.cli.planning import (
         serve,
         traces_of_user,
@@ -64,7 +64,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Namespace) -> int:
-    """Print the plan as it becomes known; return the exit code."""
+    """Print each part of the plan as soon as it is known; return the exit code."""
     from trainer.cli.planning import as_json, planned_for
 
     if options.json:
@@ -105,14 +105,14 @@ def _batch(request: PlanRequest) -> int:
 
 
 def _header(request: PlanRequest) -> Iterator[str]:
-    """Yield what is planned, and for which GPU."""
+    """Yield lines that say what is planned, and for which GPU."""
     yield _headline(request)
     yield from _gpu_lines(request.device_state)
     yield ""
 
 
 def _answer(request: PlanRequest, planned: PlanResult) -> Iterator[str]:
-    """Yield what follows the pick: alternatives and the peak, or what to do where nothing fits; then the remarks."""
+    """Yield the lines after the pick: alternatives and the peak, or what to do if nothing fits; then the remarks."""
     from trainer.memory.planner.remarks import remarks_of
 
     device_state = planned.device_state
@@ -153,7 +153,7 @@ def _headline(request: PlanRequest) -> str:
 
 
 def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) -> Iterator[str]:
-    """Yield the timeline on one screen, then how to use less memory; `--json` has every detail."""
+    """Yield a one-screen timeline, then ways to use less memory; `--json` prints every detail."""
     from trainer.memory.forecast.forecast import forecast_fp32_retry
 
     plan = planned.pick or planned.smaller
@@ -174,7 +174,7 @@ def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) 
 
 
 def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:
-    """Yield suggestions until `PATIENCE_BESIDE` seconds have passed, since those not traced yet take seconds each."""
+    """Yield suggestions until `PATIENCE_BESIDE` seconds have passed; each untraced one takes seconds."""
     from trainer.cli.planning import PATIENCE_BESIDE
     from trainer.memory.planner.suggestions import suggestions
 

@@ -1,4 +1,4 @@
-"""Word plans for the terminal: fits, sentences, the table, remarks, the timeline."""
+"""Plans in words for the terminal: fits, sentences, the table, remarks, the timeline."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ REMARKS: Mapping[str, str] = {
         "An estimate: int8 products are assumed in all linear layers; the run measures where they help."
     ),
 }
-"""The sentence of each code of trainer.protocol.plan.REMARKS."""
+"""Sentence for each remark code in trainer.protocol.plan.REMARKS."""
 ADVICE: Mapping[AdviceCode, str] = {
     "close": "close {programs} ({bytes})",
     "close_some": "free {bytes}, for example by closing {programs}",
@@ -78,7 +78,7 @@ _TOO_SMALL = 0.05
 
 
 def fit(chosen: FitConfig, effective_batch: int) -> str:
-    """Return a fit in a phrase: "bf16 base, micro-batches of 2, all blocks checkpointed"."""
+    """Return a fit as a phrase, such as "bf16 base, 4 images as 2 × 2, all blocks checkpointed"."""
     parts = [f"{chosen.dtype} base{BITS[chosen.quantize or 'none']}", batches(chosen, effective_batch)]
     parts.append(checkpointed(chosen))
     if chosen.preview_offload:
@@ -87,7 +87,7 @@ def fit(chosen: FitConfig, effective_batch: int) -> str:
 
 
 def batches(chosen: FitConfig, effective_batch: int) -> str:
-    """Return how an effective batch is split into micro-batches."""
+    """Return in words how an effective batch is split into micro-batches."""
     size = chosen.micro_batch or 1
     if size >= effective_batch:
         several = "both" if effective_batch == 2 else f"all {effective_batch}"
@@ -101,7 +101,7 @@ def batches(chosen: FitConfig, effective_batch: int) -> str:
 
 
 def checkpointed(chosen: FitConfig) -> str:
-    """Return which blocks use gradient checkpointing."""
+    """Return in words which blocks use gradient checkpointing."""
     if chosen.gradient_checkpointing in (None, "none"):
         return "no checkpointing"
     if chosen.gradient_checkpointing == "full":
@@ -110,12 +110,12 @@ def checkpointed(chosen: FitConfig) -> str:
 
 
 def reserved_bytes(found: Forecast) -> int:
-    """Return the most bytes that a run reserves; the budget where the allocator has to return free blocks to fit."""
+    """Return the most bytes that a run reserves; if it fits, at most the budget: the allocator returns free blocks."""
     return within(found.reserved, found)
 
 
 def within(reserved: int, found: Forecast) -> int:
-    """Limit bytes of an unlimited allocator to the budget, which a run that fits stays within."""
+    """Limit the bytes that an unlimited allocator would reserve to the budget, if the run fits."""
     return min(reserved, found.budget) if found.fits else reserved
 
 
@@ -137,7 +137,7 @@ def sentence(plan: Plan, effective_batch: int) -> str:
 
 
 def on_cpu(found: Forecast) -> str:
-    """Return a forecast for the CPU in a sentence or two."""
+    """Return a CPU forecast in sentences."""
     from trainer.memory.planner.remarks import estimate_of
 
     took = (
@@ -147,12 +147,12 @@ def on_cpu(found: Forecast) -> str:
 
 
 def remark(found: Remark) -> str:
-    """Return the sentence of a remark."""
+    """Return the sentence for a remark."""
     return REMARKS[found.code].format(**{name: _value(name, value) for name, value in found.values.items()})
 
 
 def _value(name: str, value: Any) -> str:
-    """Return a value of a remark in words."""
+    """Format one value of a remark."""
     match name:
         case "bytes":
             return words.size(value)
@@ -176,12 +176,12 @@ def _value(name: str, value: Any) -> str:
 
 
 def advice(given: MemoryAdvice) -> str:
-    """Return how to get the GPU memory that is missing, as part of a sentence."""
+    """Return how to get the missing GPU memory, as part of a sentence."""
     return ADVICE[given.code].format(programs=", ".join(given.programs), bytes=words.size(given.bytes))
 
 
 def margin(device_state: DeviceState) -> str:
-    """Return the safety margin of a GPU, and the reason for its size."""
+    """Return a sentence with a GPU's safety margin and the reason for its size."""
     kept, found = device_state.kept_free, device_state.correction
     match kept.reason:
         case "no_runs":
@@ -198,14 +198,14 @@ def margin(device_state: DeviceState) -> str:
 
 
 def change(changed: RecipeChange) -> str:
-    """Return a change of a recipe as it would be written in a job."""
+    """Return a recipe change as it would be written in a job file."""
     from trainer.config.toml_file import toml_value
 
     return ", ".join(f"recipe.{key} = {toml_value(value)}" for key, value in changed.keys.items())
 
 
 def nothing_fits(planned: PlanResult, written: FitConfig) -> str:
-    """Return by how much a job is too large for a GPU; `written` is what the job states of its fit."""
+    """Return a sentence saying by how much a job is too large for a GPU; `written` has the job's own fit settings."""
     # A stated 16-bit dtype limits nothing, because both 16-bit dtypes take the same memory.
     stated = written.dtype == "fp32" or any(getattr(written, key) is not None for key in SEARCHED_FIT_KEYS)
     device_state = planned.device_state
@@ -217,7 +217,7 @@ def nothing_fits(planned: PlanResult, written: FitConfig) -> str:
 
 
 def what_would(found: ReducedRecipe | None, device_state: DeviceState, missing: int, effective_batch: int) -> str:
-    """Return what to do where nothing fits."""
+    """Return a sentence saying what to do if nothing fits."""
     from trainer.memory.planner.remarks import memory_advice
 
     if found is None:
@@ -228,7 +228,7 @@ def what_would(found: ReducedRecipe | None, device_state: DeviceState, missing: 
 
 
 def bars(phase: PhaseForecast, highest: int, width: int) -> str:
-    """Return allocated bytes over a phase as a row of `width` bars, on the scale of the whole run."""
+    """Draw the bytes allocated during a phase as a row of at most `width` bars, on a scale up to `highest`."""
     samples = [allocated for allocated, _ in phase.timeline]
     if not samples or not highest:
         return ""
@@ -239,21 +239,21 @@ def bars(phase: PhaseForecast, highest: int, width: int) -> str:
 
 
 def base_name(family: Family) -> str:
-    """Return the display name of a family."""
+    """Return a family's display name."""
     from trainer.files.architecture import NAMES
 
     return NAMES[family]
 
 
 def pick_rows(planned: PlanResult, effective_batch: int) -> Iterator[str]:
-    """Yield the table's header and the row of the pick: memory, time and fit."""
+    """Yield the table's header and the pick's row: memory, time and fit."""
     assert planned.pick is not None
     yield from _row("", "MEMORY", "TIME", "HOW")
     yield from _row(*_figures("Pick", planned.pick), _how(planned.pick, effective_batch))
 
 
 def timeline_on_cpu(forecast: Forecast) -> Iterator[str]:
-    """Yield a row for each phase of a run on the CPU."""
+    """Yield a header and a row for each phase of a run on the CPU."""
     rows = [
         (PHASES[phase.phase], words.size(phase.host), words.duration_text(phase.seconds)) for phase in forecast.phases
     ]
@@ -261,7 +261,7 @@ def timeline_on_cpu(forecast: Forecast) -> Iterator[str]:
 
 
 def neighbors(planned: PlanResult, effective_batch: int) -> Iterator[str]:
-    """Yield the rows of the alternatives to a pick."""
+    """Yield a row for each alternative to the pick."""
     from trainer.memory.planner.remarks import memory_advice
 
     way = advice(memory_advice(planned.excess_bytes, planned.device_state))
@@ -276,7 +276,7 @@ def neighbors(planned: PlanResult, effective_batch: int) -> Iterator[str]:
 
 
 def peak(forecast: Forecast) -> str:
-    """Return where memory peaks: "Train, backward through the last up block (highest layer)"."""
+    """Return where memory peaks, such as "Train, backward through the last up block (highest layer)"."""
     phase = peak_phase(forecast)
     name = PHASES[phase.phase]
     return f"{name}, {max(phase.peaks, key=lambda one: one.allocated).name}" if phase.peaks else name
@@ -303,7 +303,7 @@ def timeline(forecast: Forecast) -> Iterator[str]:
 
 
 def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
-    """Yield what encoding the images takes if it has to be repeated in fp32."""
+    """Yield lines that say how much memory encoding the images takes if it has to be repeated in fp32."""
     excess = "" if again.reserved <= forecast.budget else ", which does not fit"
     yield ""
     yield from _paragraph(
@@ -313,7 +313,7 @@ def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
 
 
 def suggestions(found: Iterable[Suggestion]) -> Iterator[str]:
-    """Yield a table of changes that save memory, with what each saves and costs."""
+    """Yield a table of changes that save memory, with the savings and cost of each."""
     rows = [_suggestion_row(suggestion) for suggestion in found]
     if rows:
         yield from _aligned([("TO USE LESS", "SAVES", "COSTS"), *rows], "<><")
@@ -336,7 +336,7 @@ def _how(plan: Plan, effective_batch: int) -> str:
 
 
 def _row(name: str, memory: str, time: str, how: str) -> Iterator[str]:
-    """Yield a row in columns of fixed width, because later rows are not known yet; wrap the last column."""
+    """Yield a row with fixed column widths, because later rows are not known yet; wrap the last column."""
     head = f"{name:9}  {memory:18}  {time:>11}  "
     first, *more = textwrap.wrap(how, WIDTH - len(head)) or [""]
     yield f"{head}{first}"
@@ -355,7 +355,7 @@ def _phase_row(phase: PhaseForecast, forecast: Forecast, *, is_peak: bool) -> tu
 
 
 def _highest(peaks: Sequence[Peak], most: int) -> Sequence[Peak]:
-    """Return the `most` highest peaks, in the order of time."""
+    """Return the `most` highest peaks in chronological order."""
     kept = sorted(range(len(peaks)), key=lambda place: -peaks[place].allocated)[:most]
     return [peaks[place] for place in sorted(kept)]
 

@@ -1,4 +1,4 @@
-"""Plan a run at its start, print plans as JSON, and serve plan requests as JSON lines on stdin and stdout.
+"""Plan runs when they start, print plans as JSON, and serve plan requests as JSON lines on stdin and stdout.
 
 Serving needs no torch. Requests follow trainer/protocol/processes.py:
 
@@ -15,8 +15,8 @@ Serving needs no torch. Requests follow trainer/protocol/processes.py:
                                                      the fit that saves the most memory
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
 
-In a plan "remarks" are codes with values, "room" is a code with programs and bytes: see trainer/protocol/plan.py.
-Its "findings" are codes with values too, which trainer/dataset/findings.py words.
+In a plan, "remarks" are codes with values, and "room" is a code with programs and bytes; see trainer/protocol/plan.py.
+"findings" are also codes with values, which trainer/dataset/findings.py turns into sentences.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def plan_run(
 ) -> PlannedFit:
     """Return the fit for a resolved job, its fallbacks and its forecast; see trainer.training.run.start.Planner.
 
-    On the CPU the fit has the default values, and only time and main memory are forecast. Raises JobError if the
-    smallest fit is too large even without the safety margin, RunError if a disk is too small for what the run writes.
+    On the CPU, the fit has its default values, and only time and main memory are forecast. Raises JobError if the
+    smallest fit is too large even without the safety margin, and RunError if a disk is too small for what the run
+    writes.
     """
     import torch
 
@@ -143,7 +144,7 @@ def _too_large(planned: PlanResult, job: Job, written: FitConfig) -> JobError:
 def plan_server(
     work: Handler, output: TextIO, *, idle: float | None = None, on_idle: Callable[[], None] = lambda: None
 ) -> Server:
-    """Return a server that answers requests with the plans that ``work`` finds; see `Server` for ``on_idle``."""
+    """Return a server that answers each request with the plan that ``work`` returns; see `Server` for ``on_idle``."""
     guide = "trainer/cli/planning.py"
     return Server(work, _fault, output, code="plan.request", guide=guide, idle=idle, on_idle=on_idle)
 
@@ -172,24 +173,24 @@ def serve() -> int:
 
 @dataclass
 class _Planner:
-    """Memory traces, simulations and the last plans, kept from request to request."""
+    """Memory traces, simulations and the latest plans, which are reused from request to request."""
 
     traces: TraceLibrary = field(default_factory=lambda: TraceLibrary(TraceStore.of_user()))
     runs: dict[tuple[int, float, AllocatorSettings], RunSimulator] = field(default_factory=dict)
-    """By workspace sizes and allocator settings: with the traces and the limit, all that a simulation depends on."""
+    """Simulators by workspace sizes and allocator settings; apart from traces and the limit, nothing else matters."""
     plans: dict[str, Answer] = field(default_factory=dict)
-    """The last whole plan for each job or recipe."""
+    """The latest complete plan for each job or recipe."""
     picked: dict[str, FitConfig] = field(default_factory=dict)
 
     def answer(self, turn: ActiveRequest) -> Answer:
-        """Return the whole plan for a request; send its pick as soon as it is known."""
+        """Return the complete plan for a request; send its pick as soon as it is known."""
         try:
             return self._answer(turn)
         finally:
             self.traces.stop_prefetching()
 
     def look_ahead(self) -> None:
-        """Import in a background thread what recording the first missing trace needs, which takes seconds."""
+        """Prepare to record a missing trace: import the needed modules in a background thread, which takes seconds."""
         self.traces.restart_prefetcher()
         threading.Thread(target=prepare, name="preparing").start()
 
@@ -274,7 +275,7 @@ PATIENCE_BESIDE = 12.0
 
 
 def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> dict[str, Any]:
-    """Return a plan, whole or only its pick so far, as plain data; all figures are bytes and seconds."""
+    """Return a plan as plain data, complete or with only its pick so far; all numbers are bytes and seconds."""
     device_state = planned.device_state
 
     def record(plan: Plan | None) -> dict[str, Any] | None:
@@ -318,7 +319,7 @@ def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) ->
 
 
 def request_for_preset(family: Family, recipe: str | None, gpu: str | None) -> PlanRequest:
-    """Return the request for a preset's recipe on a GPU, or for the default recipe."""
+    """Return the request to plan a preset's recipe (None: the default recipe) on a GPU (None: this PC's)."""
     from trainer.config.presets.library import preset_with_recipe
     from trainer.memory.planner.request import request_without_job
 
@@ -328,7 +329,7 @@ def request_for_preset(family: Family, recipe: str | None, gpu: str | None) -> P
 
 @contextmanager
 def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
-    """Yield this user's library of memory traces; unless `quiet`, print once that new ones are being recorded."""
+    """Yield this user's library of memory traces; unless `quiet`, print a note when it first records new ones."""
     traces = TraceLibrary(TraceStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
     with traces.with_prefetcher():
         yield traces
@@ -337,7 +338,7 @@ def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
 def planned_for(
     request: PlanRequest, traces: TraceLibrary, on_pick: Callable[[PlanResult], None] = lambda _: None
 ) -> PlanResult:
-    """Return the best plan found within `PATIENCE`; call `on_pick` with the pick before the alternatives are known."""
+    """Return the best plan found within `PATIENCE` seconds; call `on_pick` with the pick before alternatives exist."""
     from trainer.memory.planner.on_cpu import plan_on_cpu
 
     if request.device_state.on_cpu:

@@ -90,7 +90,7 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(_options: argparse.Namespace) -> int:
-    """List the presets and mark the fits for this PC's GPU."""
+    """List the presets, and mark the fit presets for this PC's GPU."""
     from trainer.config.presets.library import fit_for, read_library
     from trainer.files.architecture import NAMES
 
@@ -114,7 +114,7 @@ def run_list(_options: argparse.Namespace) -> int:
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Show the text of a preset without the preview image's bytes."""
+    """Show a preset's text without the bytes of its preview image."""
     from trainer.config.presets.library import find_preset
 
     echo_lines(_text_of(find_preset(options.name, options.family)).split("\n"))
@@ -122,7 +122,7 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Read a preset and print what it does; raises one error that lists all its problems."""
+    """Read a preset and print what it does; raise a single error that lists all problems."""
     preset, path = _read(options.name, options.family)
     echo(f"{path} is a valid preset.")
     _print_preset(preset, options.gpu)
@@ -130,9 +130,9 @@ def run_check(options: argparse.Namespace) -> int:
 
 
 def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
-    """Return a preset by name or file, and its path.
+    """Return the preset with this name or file, and its path.
 
-    Raises the error of a broken preset in the library, which is found by its file name.
+    If the library has a broken preset with this file name, its error is raised.
     """
     from trainer.config.presets.exchange import load_preset
     from trainer.config.presets.library import find_preset, read_library, require_family
@@ -173,7 +173,7 @@ def run_share(options: argparse.Namespace) -> int:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Add a preset file to the user's presets after showing what it changes and asking."""
+    """Add a preset file to the user's presets after showing what it changes and asking for confirmation."""
     from trainer.config.presets.exchange import load_preset
     from trainer.config.presets.library import save_preset
 
@@ -193,7 +193,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def _asks(options: argparse.Namespace) -> Callable[[str], str]:
-    """Return a function that asks the user; it answers yes with --yes, and raises JobError without a terminal."""
+    """Return a function that asks the user; with --yes, it answers yes; without a terminal, it raises JobError."""
     if options.yes:
         return lambda _question: "yes"
     return _ask if sys.stdin.isatty() and sys.stdout.isatty() else _refuse
@@ -217,7 +217,7 @@ def _ask(request: str) -> str:
 def _agree(preset: Preset, ask: Callable[[str], str]) -> Preset | None:
     """Return the preset to add, perhaps under another name; None if the user declines or it changes nothing.
 
-    Raises JobError for the names of built-in presets.
+    Raises JobError if a built-in preset has this name.
     """
     from trainer.config.presets.library import compared, is_built_in, preset_with_same_name
 
@@ -250,7 +250,7 @@ def _renamed(preset: Preset, name: str) -> Preset:
 
 
 def _details(options: argparse.Namespace) -> dict[str, object]:
-    """Return the details that the command line sets for a shared preset."""
+    """Return the details for a shared preset that the command line sets."""
     from trainer.config.presets.preview_image import make_preview
 
     given = {key: getattr(options, key) for key in ("name", "author", "license", "notes")}
@@ -261,7 +261,7 @@ def _details(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _print_preset(preset: Preset, gpu: str | None) -> None:
-    """Print what a preset is, its differences from the defaults, and its cost on a GPU (None: this PC's)."""
+    """Print what a preset is, how it differs from the defaults, and what it costs on a GPU (None: this PC's)."""
     from trainer.config.presets.library import compared_with_defaults, stated_fit
     from trainer.config.recipe import RecipeConfig
 
@@ -308,7 +308,7 @@ def _text_of(entry: PresetEntry) -> str:
 
 
 def _print_listed(title: str, lines: Sequence[str]) -> None:
-    """Print untrusted lines from other people's files under a title."""
+    """Print untrusted lines, from other people's files, under a title."""
     if lines and title:
         echo(title)
     for line in lines[:_MOST_DIFFERENCES]:
@@ -318,7 +318,7 @@ def _print_listed(title: str, lines: Sequence[str]) -> None:
 
 
 def _gpu_bytes() -> int | None:
-    """Return the memory in bytes of the GPU that jobs are planned for; None without a GPU or with a broken driver."""
+    """Return the bytes of memory on the GPU that jobs are planned for; None without a GPU or a working driver."""
     try:
         return machine_here().total_bytes
     except ImpastoError:
@@ -326,10 +326,10 @@ def _gpu_bytes() -> int | None:
 
 
 def outlook(recipe: RecipeConfig, family: Family, gpu: str | None, written: FitConfig | None = None) -> Sequence[str]:
-    """Return the plan for `recipe` on `card` (a name or size; None: this PC's GPU) in sentences.
+    """Return sentences about the plan for `recipe` on `gpu` (a name or size; None: this PC's GPU).
 
-    Keys set in the `written` fit are not changed. If no plan is possible, the sentences say why instead, because a
-    preset may be meant for another PC. Raises ImpastoError for an unknown GPU.
+    Keys that are set in `written` are not changed. If no plan is possible, the sentences say why, because a preset may
+    be meant for another PC. Raises ImpastoError for an unknown GPU.
     """
     return _planned(recipe, family, gpu, written)
 
@@ -362,9 +362,9 @@ def _planned(recipe: RecipeConfig, family: Family, gpu: str | None, written: Fit
 
 
 def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> CreatedPreset:
-    """Return a preset made from `source`, a preset, job, run or LoRA; `with_fit` includes the fit of a job or run.
+    """Return a preset made from `source` (a preset, job, run or LoRA); `with_fit` includes a job's or run's fit.
 
-    `family` selects the preset if both families have one of that name.
+    `family` selects the preset if both families have one with this name.
 
     Raises ImpastoError if `source` is unknown, ambiguous, or cannot be shared.
     """
@@ -419,7 +419,7 @@ def _of_preset(name: str, family: Family | None, *, none_is_fine: bool) -> Creat
 
 
 def _find_run(name: str) -> RunDirectory | None:
-    """Return the run of that name or path; None if there is none. Raises RunError if several have the name."""
+    """Return the run with this name or path; None if there is none. Raises RunError if several have this name."""
     try:
         return find_run(name)
     except RunError as error:
@@ -429,7 +429,7 @@ def _find_run(name: str) -> RunDirectory | None:
 
 
 def _of_run(run: RunDirectory, with_fit: bool) -> CreatedPreset:
-    """Return a preset made from a run: its frozen job, the trigger words of its images, and its last preview."""
+    """Return a preset made from a run's frozen job, its images' trigger words, and its last preview."""
     from trainer.config.load import load_job
     from trainer.config.presets.creating import preset_of_job
     from trainer.config.presets.preview_image import make_preview
@@ -455,10 +455,10 @@ def _of_run(run: RunDirectory, with_fit: bool) -> CreatedPreset:
 
 
 def _as_typed(job: Job, run: RunDirectory) -> Job:
-    """Return a frozen job with the recipe as the user wrote it, so that a length in images or epochs stays in them.
+    """Return a frozen job with the recipe as the user wrote it, which preserves a length in images or epochs.
 
-    If the run was extended, its length is the frozen number of steps. If the recipe cannot be read, the frozen one
-    is kept.
+    If the run was extended, its length is the frozen number of steps. If the user's recipe cannot be read, the job
+    keeps the frozen recipe.
     """
     from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
 
@@ -475,7 +475,7 @@ def _as_typed(job: Job, run: RunDirectory) -> Job:
 
 
 def _base_sha256(run: RunDirectory, name: str) -> str | None:
-    """Return the SHA-256 of the base's files as of the last attempt; None if the attempt did not record it."""
+    """Return the SHA-256 that the last attempt recorded for the base; None if it recorded none."""
     from trainer.config.presets.creating import hash_of_base
 
     attempts = run.attempts()

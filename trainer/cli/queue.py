@@ -1,4 +1,4 @@
-"""Commands of the queue: run and list it; add, remove, move, pause, stop and resume entries."""
+"""Commands for the queue: run it, list it, and add, remove, move, pause, stop and resume entries."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def run_whole(options: argparse.Namespace) -> int:
 
 
 def run_resume(options: argparse.Namespace) -> int:
-    """Release the hold and restart interrupted jobs, or put one entry back in line."""
+    """Release the hold and restart interrupted jobs, or put one entry back in the queue."""
     queue = Queue()
     if options.entry is None:
         queue.release()
@@ -186,7 +186,7 @@ def run_on_failure(options: argparse.Namespace) -> int:
 
 
 def moment(text: str) -> float:
-    """Return the Unix time in seconds that `text` names, for argparse; a time of day means its next occurrence."""
+    """Parse `text` as a time in Unix seconds, for argparse; a time of day means its next occurrence."""
     now = datetime.now().astimezone()
     if text == "now":
         return now.timestamp()

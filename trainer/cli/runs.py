@@ -1,4 +1,4 @@
-"""Commands that control and show runs through their run directory: stop, pause, save, sample, watch, runs, prune."""
+"""Commands that control and show runs through their folders: stop, pause, save, sample, watch, runs, prune."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
-    """Withdraw a pending stop or pause, also in the queue, whose worker would otherwise send it again."""
+    """Withdraw a pending stop or pause, also from the queue, because its worker would send it again."""
     queue = Queue()
     entries = [one.id for one in queue.entries() if one.run == run.path and one.state == "running" and one.wish == name]
     for entry in entries:
@@ -99,7 +99,7 @@ def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
 def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.CommandResult | None:
     """Send a command and return its answer; None if the engine ended without one.
 
-    The answer to stop and pause is returned once the engine has ended.
+    For stop and pause, returns only after the engine has ended.
     """
     sent = protocol.send(run.commands, name)
     deadline = time.monotonic() + timeout
@@ -148,7 +148,7 @@ def _report_interrupted(run: RunDirectory) -> int:
 
 
 def _follow(run: RunDirectory, offset: int) -> Iterator[events.Event]:
-    """Yield events from byte `offset` on as they are written, until the engine has ended and all events are read."""
+    """Yield events starting at byte `offset` as they are written, until the engine has ended and all are read."""
     while True:
         alive = run.is_alive()
         new, offset = events.read_events(run.events, offset)
@@ -160,7 +160,7 @@ def _follow(run: RunDirectory, offset: int) -> Iterator[events.Event]:
 
 
 def run_runs(options: argparse.Namespace) -> int:
-    """List this user's runs, most recently started first."""
+    """List this user's runs, the most recently started one first."""
     rows = [_row(RunDirectory.open(path)) for path in known_runs()]
     if rows:
         echo_lines(words.columns([("RUN", "STATE", "STEP", "STARTED", "FOLDER"), *rows]))
@@ -182,7 +182,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
 
 
 def run_prune(options: argparse.Namespace) -> int:
-    """Delete cache entries that no resumable run needs and print how much that was."""
+    """Delete cache entries that no resumable run needs, and print how much was deleted."""
     from trainer.training.run.cache_pruning import prune
 
     limit = places.cache_limit() / 1e9

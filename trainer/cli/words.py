@@ -1,4 +1,4 @@
-"""Word events, times, sizes and rates for the terminal."""
+"""Events, times, sizes and rates in words for the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STAGES = {"decode": "decoding", "encode": "encoding", "write": "writing"}
 
 
 def duration(seconds: float) -> str:
-    """Return an elapsed or remaining time for a progress bar: 0:42, 12:05 or 3:12:05."""
+    """Format an elapsed or remaining time for a progress bar: 0:42, 12:05 or 3:12:05."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
@@ -47,24 +47,24 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def amount(phase: events.Phase, number: int) -> str:
-    """Return an amount of a phase's units: bytes for a download, otherwise a number."""
+    """Format an amount in a phase's unit: bytes for a download, otherwise a count."""
     return size(number) if phase == "download" else f"{number:,}"
 
 
 def whole(phase: events.Phase, total: int | None) -> str:
-    """Return the total of a phase as ": 40"; empty for loading, which counts bytes or weights."""
+    """Return a phase's total as ": 40"; "" for loading, which counts bytes or weights."""
     return f": {amount(phase, total)}" if total and phase != "load" else ""
 
 
 def progress(phase: events.Phase, done: int, total: int | None) -> str:
-    """Return "12/40", "30 %" for loading, or "12" if the total is unknown."""
+    """Return progress as "12/40", as "30 %" for loading, or as "12" if the total is unknown."""
     if phase == "load":
         return f"{100 * done // total} %" if total else ""
     return amount(phase, done) + (f"/{amount(phase, total)}" if total is not None else "")
 
 
 def figures(story: RunProgress) -> str:
-    """Return the figures of the latest step in one line; empty before the first step."""
+    """Return the latest step's numbers in one line; "" before the first step."""
     step = story.step
     if step is None:
         return ""
@@ -82,7 +82,7 @@ def figures(story: RunProgress) -> str:
 
 
 def sentence(event: events.Event) -> str | None:
-    """Return the line that an event prints; None for progress, which is shown elsewhere."""
+    """Return the text to print for an event; None for progress, which is shown elsewhere."""
     match event:
         case events.AttemptStarted():
             again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
@@ -116,7 +116,7 @@ def sentence(event: events.Event) -> str | None:
 
 
 def encoded(event: events.CachingSpeed) -> str:
-    """Return how fast images or captions were encoded, and the throughput of each stage on its own."""
+    """Return a sentence saying how fast images or captions were encoded, with each stage's own throughput."""
     names = ("image", "images") if event.phase == "cache_pictures" else ("caption", "captions")
     limits = [f"{STAGES[name]} {rate(limit)}" for name, limit in event.limits.items()]
     return (
@@ -126,12 +126,12 @@ def encoded(event: events.CachingSpeed) -> str:
 
 
 def rate(number: float) -> str:
-    """Return a rate with three digits, without decimals from 100 up."""
+    """Format a rate with three digits; from 100 on, without decimals."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def shortage(event: events.MemoryExhausted) -> str:
-    """Return where memory ran out, and how much was reserved and forecast."""
+    """Return in words where memory ran out, and how much was reserved and forecast."""
     parts = [
         f"{event.phase.replace('_', ' ')}{f', {event.stage}' if event.stage else ''}",
         f"in {event.module}" if event.module else "",
@@ -143,12 +143,12 @@ def shortage(event: events.MemoryExhausted) -> str:
 
 
 def settings(changes: Mapping[str, object]) -> str:
-    """Return keys of a fit with their values as in a job file: "fit.micro_batch = 2"."""
+    """Format fit keys and their values as in a job file: "fit.micro_batch = 2"."""
     return ", ".join(f"fit.{key} = {json.dumps(value)}" for key, value in changes.items())
 
 
 def cost(event: events.SteppedDown) -> str:
-    """Return what a fallback step changes in the result."""
+    """Return in words how a fallback step changes the result."""
     if "quantize" in event.changes:
         return "a base with fewer bits costs some fidelity"
     if "vae_encode_tiling" in event.changes:
@@ -157,7 +157,7 @@ def cost(event: events.SteppedDown) -> str:
 
 
 def slowness(event: events.Slow) -> str:
-    """Return why steps are slow."""
+    """Return in words why steps are slow."""
     reasons = {
         "spilled": "the GPU is full, and its driver may use main memory instead",
         "others": "other programs use the GPU",
@@ -168,7 +168,7 @@ def slowness(event: events.Slow) -> str:
 
 
 def finish(event: events.Finished) -> str:
-    """Return how a run ended and what to do next."""
+    """Return sentences that say how a run ended and how to resume it."""
     wrote = f" The LoRA is {event.file}." if event.file else ""
     if event.outcome == "done":
         return f"Done after {counted(event.step, 'step', 'steps')}.{wrote}"
@@ -178,12 +178,12 @@ def finish(event: events.Finished) -> str:
 
 
 def quoted(word: str | Path) -> str:
-    """Return a path or name quoted for a command in any shell."""
+    """Quote a path or name, if it needs quotes, for a command in any shell."""
     return f'"{word}"' if " " in str(word) else str(word)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns; make cells printable first, because escapes are wider."""
+    """Return rows as lines with aligned columns; make cells printable first, because escaping widens them."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -1,1 +1,1 @@
-"""The job: strict models of its tables, and how job files are read, checked, resolved and written."""
+"""The job: strict models for its tables, and functions that read, check, resolve and write job files."""

@@ -14,13 +14,13 @@ Family = Literal["sd15", "sdxl"]
 Prediction = Literal["epsilon", "v"]
 
 NATIVE_RESOLUTION: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
-"""Side in pixels of the images that each family was trained on."""
+"""Side in pixels of the square images that each family was trained on."""
 ARCHITECTURES: dict[Family, str] = {"sd15": "stable-diffusion-v1", "sdxl": "stable-diffusion-xl-v1-base"}
-"""Value of `modelspec.architecture`, without "/lora"."""
+"""Value of `modelspec.architecture` for each family, without "/lora"."""
 BASE_VERSIONS: dict[Family, str] = {"sd15": "sd_v1", "sdxl": "sdxl_base_v1-0"}
-"""Value of kohya's `ss_base_model_version`."""
+"""Value of kohya's `ss_base_model_version` for each family."""
 SIDE_FILE_VERSIONS: dict[Family, str] = {"sd15": "SD1", "sdxl": "SDXL"}
-"""Value of `sd version` in A1111's JSON file beside a LoRA."""
+"""Value of `sd version` for each family, in the JSON file that A1111 reads next to a LoRA."""
 
 
 class BaseConfig(Section):
@@ -33,7 +33,7 @@ class BaseConfig(Section):
     prediction: Literal["auto", "epsilon", "v"] = "auto"
     """What the base predicts: epsilon (most models) or v (kohya: v_parameterization); auto detects it."""
     zero_terminal_snr: Literal["auto"] | bool = Field(default="auto", title="Zero terminal SNR")
-    """Whether the base was trained with zero terminal SNR, that is down to pure noise; auto detects it."""
+    """Whether the base was trained with zero terminal SNR, that is, down to pure noise; auto detects it."""
     vae: str | None = Field(default=None, title="VAE")
     """VAE to use instead of the base's own: a .safetensors file or a diffusers VAE folder."""
     revision: str | None = None
@@ -43,7 +43,7 @@ class BaseConfig(Section):
 
     @property
     def name(self) -> str:
-        """Return the base's file name or Hub id, without folders or host."""
+        """Return the base's file name without folders or host, or its Hub id."""
         return base_name(self.model)
 
     def rules(self) -> Iterator[tuple[str, str]]:

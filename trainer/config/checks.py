@@ -1,4 +1,4 @@
-"""Checks of valid jobs: settings that have no effect in this combination, and doubtful settings."""
+"""Checks for valid jobs: find settings that have no effect in their combination, and doubtful settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _Candidate = tuple[str, Section, bool, str]
 def settings_without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
     """Return the settings that have no effect in this job, as (key, reason).
 
-    Call it with the job as written: only values that differ from the default count, and resolving fills in many.
+    Call this with the job as written, because only values that differ from the default count, and resolving a job fills
+    in many values.
     """
     found = [(key, reason) for key, section, off, reason in _candidates(job, family) if off and _is_set(section, key)]
     return [*found, *prodigy_at_a_small_rate(job.recipe)]
 
 
 def without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
-    """Return every key that has no effect in this job, set or not, as (key, reason); for forms."""
+    """Return every key, set or not, that has no effect in this job, as (key, reason). Meant for forms."""
     return [(key, reason) for key, _, off, reason in _candidates(job, family) if off]
 
 
@@ -128,7 +129,7 @@ def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
 
 
 def not_forecast(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield experimental settings that forecasts ignore, as (key, reason); their runs do not calibrate forecasts."""
+    """Yield experimental settings that forecasts ignore, as (key, reason); runs with any do not calibrate forecasts."""
     others = "so memory and time may differ from the forecast"
     if job.fit.compile:
         yield "fit.compile", f"forecasts assume blocks that are not compiled, {others}"

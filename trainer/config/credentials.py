@@ -1,7 +1,7 @@
-"""Passwords and tokens in base links: files and messages contain ${NAME} instead.
+"""Keep passwords and tokens in base links out of files and messages, which contain ${NAME} instead.
 
-A secret is read from the environment variable NAME or the system keyring (service "impasto", user NAME) only for the
-download. NAME starts with the link's host, so a job from a stranger cannot send one site's token to another.
+A secret is read only for the download, from the environment variable NAME or the system keyring (service "impasto",
+user NAME). NAME starts with the link's host, so a job from a stranger cannot send one site's token to another.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _LONGEST_PUBLIC_VALUE = 200
 
 @dataclass(frozen=True, slots=True)
 class SafeLink:
-    """A link without its secrets."""
+    """A link separated from its secrets."""
 
     text: str
-    """The link with ``${NAME}`` for each secret; text that is not a link is unchanged."""
+    """The link with ``${NAME}`` in place of each secret; text that is not a link is unchanged."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Secrets by name, percent-encoded as in the link."""
 
 
 def safe_link(text: str) -> SafeLink:
-    """Separate a link from its secrets: user and password, unknown query values, random path segments, the fragment.
+    """Separate a link from its secrets: user and password, unknown query values, and random path segments.
 
-    A fragment is never sent to a server; only ``#sha256=...`` is kept. Text that is not a link is returned unchanged.
-    Raises ValueError for a link that cannot be parsed.
+    The fragment is dropped, because it is never sent to a server; only ``#sha256=...`` is kept. Text that is not a link
+    is returned unchanged. Raises ValueError if the link cannot be parsed.
     """
     if not _LINK.match(text):
         return SafeLink(text)
@@ -79,9 +79,9 @@ def safe_link(text: str) -> SafeLink:
 
 
 def protect(text: str) -> tuple[str, str | None]:
-    """Store the secrets of a base link; return the link without them, and a message for the user if it had any.
+    """Store a base link's secrets; return the link without them, and a message for the user if anything was removed.
 
-    Secrets go to the system keyring; without one, to the environment of this process and its children.
+    Secrets are stored in the system keyring; if there is none, in the environment of this process and its children.
     """
     link = safe_link(text)
     if link.text == text:
@@ -99,7 +99,7 @@ def protect(text: str) -> tuple[str, str | None]:
 
 
 def without_secrets(text: str) -> str:
-    """Return a base link that is safe to show; only the scheme of a link that cannot be parsed."""
+    """Return a base link without its secrets, safe to show; only the scheme if it cannot be parsed."""
     try:
         return safe_link(text).text
     except ValueError:
@@ -112,9 +112,9 @@ def without_secrets_inside(text: str) -> str:
 
 
 def address_of(link: SafeLink) -> str:
-    """Return the full address of a link with its secrets filled in, for a single request.
+    """Return a link's full address with its secrets filled in, for a single request.
 
-    Raises BaseModelError for a variable that belongs to another host, or that is not set.
+    Raises BaseModelError for a variable that belongs to another host or has no value.
     """
     prefix = _prefix(urlsplit(link.text).hostname or "")
 
@@ -140,7 +140,7 @@ def address_of(link: SafeLink) -> str:
 
 
 def base_name(model: str) -> str:
-    """Return a base's file name or Hub id, without folders, host or secrets."""
+    """Return a base's file name without folders, host or secrets, or its Hub id."""
     if _LINK.match(model):
         safe = without_secrets(model)
         parts = urlsplit(safe if "://" in safe else f"https://{safe}")
@@ -172,7 +172,7 @@ def _safe_query(parts: SplitResult, hide: Callable[[str, str], str]) -> str:
 
 
 def _safe_pair(pair: str, link: str, hide: Callable[[str, str], str]) -> str:
-    """Hide the value of one query parameter; a bare word is treated as a value."""
+    """Hide the value of one query parameter unless it is public; treat a bare word as a value."""
     key, equals, value = pair.partition("=")
     if key.lower() in _PUBLIC_KEYS and len(value) <= _LONGEST_PUBLIC_VALUE and not _looks_random(value):
         return pair
@@ -184,8 +184,8 @@ def _safe_pair(pair: str, link: str, hide: Callable[[str, str], str]) -> str:
 def _looks_random(text: str) -> bool:
     """Return whether a word looks random: a UUID, or a long word that often changes between character classes.
 
-    A random base-62 string changes between uppercase, lowercase and digits at 64 % of its positions, a hexadecimal one
-    at 47 %; model names ("stable-diffusion-v1-5-2023") stay below 30 %.
+    A random base-62 string changes between uppercase, lowercase and digits at 64 % of its positions, and a hexadecimal
+    string at 47 %; model names ("stable-diffusion-v1-5-2023") stay below 30 %.
     """
     word = unquote(text)
     if word.lower().endswith(".safetensors"):  # file names are public
@@ -203,12 +203,12 @@ def _prefix(host: str) -> str:
 
 
 def _identifier(text: str) -> str:
-    """Return a text as the name of an environment variable; "-" becomes "__", so that hosts stay distinct."""
+    """Convert a text to an environment variable name; "-" becomes "__", so that hosts stay distinct."""
     return re.sub(r"[^A-Z0-9_]", "_", text.upper().replace("-", "__"))[:120]
 
 
 def _digest(text: str) -> str:
-    """Return a short hash that distinguishes links of one host; 4 bytes do not reveal a random segment."""
+    """Return a short hash that distinguishes links to the same host; its 4 bytes do not reveal a random segment."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -1,7 +1,7 @@
-"""Names of job settings in kohya's sd-scripts, OneTrainer and diffusers; the only such table.
+"""What kohya's sd-scripts, OneTrainer and diffusers call our job settings; the only such table.
 
-Messages use it for unknown keys ("did you mean recipe.rank?"), and importers for metadata. A name may belong to
-several settings; the first one in the table is suggested.
+Messages about unknown keys use it ("did you mean recipe.rank?"), and so do importers to read metadata. A name may
+belong to several settings; the first one in the table is suggested.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "output.license": ("metadata_license",),
     "output.description": ("metadata_description", "training_comment"),
 }  # fmt: skip
-"""Names in other programs by job key. Keys with the same name everywhere need no entry."""
+"""Names in other programs, by job key. Keys that have the same name everywhere need no entry."""
 
 FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
     "base.family": {"sd1": "sd15", "sd1.5": "sd15", "sd_1.5": "sd15", "stable_diffusion_15": "sd15", "sd_v1": "sd15",
@@ -163,7 +163,7 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
                                         "dpm++_2m": "dpmpp_2m", "dpmsolver++": "dpmpp_2m", "k_euler": "euler",
                                         "k_euler_a": "euler_a"},
 }  # fmt: skip
-"""Values in other programs by job key, and their equivalents here."""
+"""Values that other programs use and their equivalents here, by job key."""
 
 UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("lokr", "loha", "dora", "dylora", "glora", "ia3", "oft", "boft", "full_finetune"),
@@ -179,19 +179,19 @@ UNSUPPORTED: Mapping[str, str] = {
     "adaptive_noise_scale": "adaptive noise is not supported; use a fixed recipe.objective.noise_offset",
     "learning_rate_scaler": "learning rates are never scaled; set the final rate",
 }  # fmt: skip
-"""Names of unsupported settings, with what to use instead."""
+"""What to use instead of unsupported settings, by their names in other programs."""
 
 
 def keys_called(word: str) -> Iterator[str]:
-    """Yield the job keys named `word` here or in another program, most likely first."""
+    """Yield the job keys that are named `word` here or in another program, the most likely one first."""
     plain = _plain(word)
     yield from (key for key, names in FIELD_NAMES.items() if plain in (key.rpartition(".")[2], *names))
 
 
 def value_called(key: str, word: str) -> str | None:
-    """Return the value of `key` that another program calls `word`, or None.
+    """Return the value of `key` that another program calls `word`; None if there is none.
 
-    `key` is a job key, with or without list indexes, or only its last part ("sampler") where that is unambiguous.
+    `key` is a job key, with or without list indexes, or only its last part ("sampler") if that is unambiguous.
     """
     bare = ".".join(part for part in key.split(".") if not part.isdigit() and part != "*")
     last = [full for full in FIELD_VALUES if full.rpartition(".")[2] == bare.rpartition(".")[2]]
@@ -200,10 +200,10 @@ def value_called(key: str, word: str) -> str | None:
 
 
 def unsupported(word: str) -> str | None:
-    """Return what to use instead of an unsupported setting of another program, or None."""
+    """Return what to use instead of another program's setting that is not supported here; None if unknown."""
     return UNSUPPORTED.get(_plain(word))
 
 
 def _plain(word: str) -> str:
-    """Return a name as in this table, from an option ("--network-dim") or metadata ("ss_network_dim")."""
+    """Convert an option ("--network-dim") or metadata key ("ss_network_dim") to a name as in this table."""
     return word.strip().lower().lstrip("-").replace("-", "_").removeprefix("ss_")

@@ -1,4 +1,4 @@
-"""The fit: how a job runs on one machine. It changes memory and speed, and what is learned only by rounding."""
+"""The fit: how a job runs on one machine. It affects memory and speed, but the result only by rounding."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import Field
 from trainer.config.schema import Section
 
 MIN_INT8_ROWS = 17
-"""Minimum rows of an int8 GEMM: torch._int_mm refuses fewer on CUDA."""
+"""Minimum number of rows for an int8 GEMM; torch._int_mm rejects fewer on CUDA."""
 PLANNED = ("dtype", "quantize", "micro_batch", "gradient_checkpointing", "vae_tiling", "preview_offload")
-"""Keys that the planner chooses where a job does not set them."""
+"""Keys that the planner chooses if a job does not set them."""
 DEFAULT_TEXT_BATCH = 8
-"""Default captions per encoding batch: with one, most GPUs wait for the CPU (docs/decisions/0023)."""
+"""Default number of captions per encoding batch; with one, most GPUs wait for the CPU (docs/decisions/0023)."""
 LARGEST_MICRO_BATCH = 64
-"""Largest micro-batch that the planner tries; no GPU gets faster beyond it."""
+"""Largest micro-batch that the planner tries; larger ones are not faster on any GPU."""
 MAX_CUDA_GRAPHS = 8
-"""Maximum shapes with a CUDA graph per run: each takes memory. The first shapes seen are usually the most common."""
+"""Maximum number of shapes with a CUDA graph per run, as each takes memory; the first are usually the most common."""
 
 
 class Int8LayerConfig(Section):
-    """Layers of one size, and the rows (images times positions, or tokens) from which they multiply in int8."""
+    """Layers of one size, and how many rows (images times positions, or tokens) they need to multiply in int8."""
 
     inputs: int | None = Field(default=None, ge=1)
     """Input features of the layer; default: any."""
@@ -38,7 +38,7 @@ class Int8LayerConfig(Section):
 
 
 ALL_LAYERS = (Int8LayerConfig(forward=MIN_INT8_ROWS, backward=MIN_INT8_ROWS),)
-"""Both products of every layer in int8; also what a forecast assumes before any measurement."""
+"""Setting for which every layer computes both products in int8; forecasts assume it before any measurement."""
 
 
 BlockName = Annotated[
@@ -92,20 +92,20 @@ class FitConfig(Section):
     fp16_accumulation: bool = Field(default=False, title="FP16 accumulation")
     """Experimental: accumulate fp16 matrix products in fp16: faster on GeForce GPUs, less precise."""
     deterministic: bool | None = None
-    """Make results exactly repeatable on this machine, at some cost in speed; the CPU always is."""
+    """Make results exactly repeatable on this machine, at some cost in speed; on the CPU they always are."""
     cache_gigabytes: float | None = Field(default=None, gt=0.0, title="Cache limit (GB)")
     """Disk space in GB for a run's cached latents and captions; beyond it they are cached in shards between epochs."""
 
     @property
     def products(self) -> tuple[Int8LayerConfig, ...]:
-        """Return the layers that multiply in int8: none without int8_products, all before they are measured."""
+        """Return the layers that multiply in int8: none without "int8_products", and all before they are measured."""
         if self.quantize != "int8_products":
             return ()
         return ALL_LAYERS if self.int8_products is None else self.int8_products
 
 
 class FallbackStep(Section):
-    """One fallback step: the fit keys that change from there on; all others stay unchanged."""
+    """One fallback step: the fit keys that change when it is taken; all others stay unchanged."""
 
     exact: bool
     """Whether the result stays bit-identical (on the CPU or with deterministic = true)."""

@@ -25,7 +25,7 @@ class FolderConfig(Section):
     path: Text
     """Folder, relative to the job file."""
     kind: Literal["train", "regularization", "validation"] = Field(default="train", title="Used for")
-    """Use of the images: training, regularization (keeps what the base knows of the class), or validation loss only."""
+    """Used for training, regularization (keeps what the base knows about the class), or validation loss only."""
     repeats: int | None = Field(default=None, ge=1, le=10_000)
     """Repeats per epoch (kohya: num_repeats); default: from impasto.jsonl, a folder name such as 10_cat, or 1."""
     recursive: bool = Field(default=False, title="Include subfolders")
@@ -57,7 +57,7 @@ class DatasetConfig(Section):
     """Share of images held out for validation loss (kohya: validation_split); auto: 0.05, none below 40 images."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield errors for folders listed twice, and for a dataset without a training folder."""
+        """Yield errors for folders that are listed twice, and for a dataset without a training folder."""
         first: dict[str, int] = {}
         for number, folder in enumerate(self.folders):
             where = os.path.normcase(os.path.normpath(folder.path))
@@ -124,7 +124,7 @@ class PreviewConfig(Section):
 
 
 class ValidationConfig(Section):
-    """Validation loss: on images that are not trained on, with fixed noise."""
+    """Validation loss, measured with fixed noise on images that are not trained on."""
 
     every: int | None = Field(default=None, ge=1, title="Validate every N steps")
     """Steps between validations (kohya: validate_every_n_steps); default: ten times per run."""
@@ -200,7 +200,7 @@ class Job(Section):
 
 
 def learning_rates(job: Job) -> dict[str, float]:
-    """Return the learning rate of each trained part; parts with rate 0 are left out."""
+    """Return the learning rate of each trained part, leaving out parts with rate 0."""
     recipe = job.recipe
     rates = {
         "unet": recipe.learning_rate,
@@ -211,5 +211,5 @@ def learning_rates(job: Job) -> dict[str, float]:
 
 
 def trains_text_encoder(job: Job) -> bool:
-    """Return whether text encoders are trained, so captions are encoded in the step instead of cached."""
+    """Return whether text encoders are trained; if so, captions are encoded in each step instead of cached."""
     return any(part != "unet" for part in learning_rates(job))

@@ -2,7 +2,7 @@
 
 Autograd functions compute y = base(x) + scale · up · down · x, accumulating into the base layer's output.
 
-Rows are tokens of all images. The scale is the `alpha` of a GEMM, never an operation of its own. Only the input, the
+Rows are the tokens of all images. The scale is the `alpha` of a GEMM, never a separate operation. Only the input, the
 `rank` values per row between down and up, and the weights are saved for backward. If the input can be recomputed
 cheaply from a tensor that is saved anyway (`Source`), that tensor is saved instead. Results and gradients have the
 dtype of the input and are rounded no more often than with PEFT's layers.
