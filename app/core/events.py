@@ -23,6 +23,6 @@ class Emitter(Generic[_Value]):
         return lambda: self._listeners.remove(listener)
 
     def emit(self, value: _Value) -> None:
-        """Call every listener; changes of the listeners during the call take effect at the next one."""
+        """Call every listener; listeners added or removed during the call only take effect at the next one."""
         for listener in tuple(self._listeners):
             listener(value)

@@ -75,7 +75,7 @@ class OnDisk(NamedTuple):
 
 @dataclass(eq=False)
 class _Dataset:
-    """State of one open dataset, kept by the library's thread."""
+    """State of one open dataset, owned by the library's thread."""
 
     root: Path
     others: tuple[_Dataset, ...] = ()

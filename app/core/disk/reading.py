@@ -170,7 +170,7 @@ def _state(entry: os.DirEntry[str]) -> FileState | None:
         if not entry.is_file():
             return None
         facts = entry.stat()
-    except OSError:  # a circular link, or a file that vanished meanwhile
+    except OSError:  # a circular link, or a file that has just vanished
         return None
     return FileState(facts.st_size, facts.st_mtime_ns)
 
@@ -254,14 +254,14 @@ def read_size(path: Path) -> Mapping[str, Any]:
 def _size(path: Path, image: ImageFile.ImageFile) -> tuple[int, int]:
     if image.format != "PNG" or _has_late_exif(path):
         return upright_size(image)
-    # Pillow would decode the whole PNG to look for EXIF after the pixels, where this file has none.
+    # Pillow would decode the whole PNG to look for EXIF after the pixels, which this file does not have.
     image.info.setdefault("exif", None)
     width, height = image.size
     return (height, width) if exif_orientation(image) >= 5 else (width, height)
 
 
 def _has_late_exif(path: Path) -> bool:
-    """Return whether a PNG has chunks after its pixels that could hold EXIF, without reading the pixels."""
+    """Return whether a PNG has chunks after its pixels that could contain EXIF, without reading the pixels."""
     pixels = False
     with open_file(path, "image") as file:
         file.seek(8)

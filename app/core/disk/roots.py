@@ -12,7 +12,7 @@ from trainer.errors import DatasetError
 from trainer.protocol.files import long_path
 
 _BATCH = 4000
-"""Images removed per batch, about 15 ms with all listeners; 100,000 at once blocked the window for half a second."""
+"""Number of images removed per batch (about 15 ms); 100,000 at once blocked the window for half a second."""
 
 
 def unique_name(root: Path, others: Iterable[Path]) -> str:

@@ -43,7 +43,7 @@ class _Request(NamedTuple):
 
 
 class _ThumbnailJob(NamedTuple):
-    """A thumbnail for a thread to make."""
+    """A thumbnail to be made by a worker thread."""
 
     request: _Request
     path: Path
@@ -203,7 +203,7 @@ class Thumbnails:
                     self._finish(job, Thumbnail(job.request.image, job.request.pixels, 0, 0, b"", str(fault)))
 
     def _next(self) -> _ThumbnailJob | None:
-        """Wait for and return the newest request, or idle work; None when the thread should end."""
+        """Wait for the newest request or idle work and return it; return None when the thread should end."""
         me = threading.current_thread()
         with self._change:
             self._busy.pop(me, None)

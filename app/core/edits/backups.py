@@ -145,9 +145,9 @@ class Backups:
                 _drop_oldest(database, self._bytes(database) - self._most * 3 // 4)
 
     def originals(self, root: str) -> list[BackupVersion]:
-        """Return the original of each file of a dataset, sorted by name; raises OSError.
+        """Return the original version of each file in a dataset, sorted by name; raises OSError.
 
-        Leaves out the temporary files of killed writers, which are backed up only to preserve their contents.
+        Leaves out the temporary files of killed processes, which are backed up only to preserve their contents.
         """
         return [one for one in self._versions(root, "original") if not STRAY.fullmatch(one.file.rpartition("/")[2])]
 
@@ -156,7 +156,7 @@ class Backups:
         return [version for version in self._versions(root, "file = ?", _stored(file)) if version.file == file]
 
     def restore(self, root: str, names: Sequence[str] | None = None) -> list[Written]:
-        """Restore the originals of all files or of `names`, byte for byte, after backing up the current versions.
+        """Restore the originals of all files or those in `names`, byte for byte, after backing up the current ones.
 
         Files that did not exist originally are removed. A file that another program is changing is left alone.
         Returns the changes; raises OSError.

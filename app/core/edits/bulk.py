@@ -55,7 +55,7 @@ class CaptionSnapshot(Protocol):
 
 
 class PatternError(ImpastoError):
-    """An unusable search pattern; `position` is the 0-based index of the error, or None if there is none."""
+    """An unusable search pattern; `position` is the 0-based index of the error, or None if it has none."""
 
     def __init__(self, code: str, sentence: str, remedy: str, position: int | None = None) -> None:
         super().__init__(code, sentence, remedy)

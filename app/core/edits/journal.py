@@ -102,7 +102,7 @@ class Journal:
         try:
             if file := self._file:
                 os.fsync(file.fileno())
-        except ValueError:  # closed meanwhile
+        except ValueError:  # the file has been closed
             return
         except OSError as fault:
             self.fault = fault
@@ -173,7 +173,7 @@ class Journal:
                 self._close_file()
                 if not requests:
                     self._path.unlink()
-            except OSError as fault:  # the old file stays, which holds more than is needed
+            except OSError as fault:  # the old file stays, which contains more than is needed
                 self.fault = fault
             self._close_file()
             self._lock.close()

@@ -1,6 +1,6 @@
 """Replace or remove a file only if it still contains what was read, even if other programs write to it.
 
-If a file were just checked and then renamed over, a write by another program in the microseconds between would be lost.
+If a file were just checked and then replaced, a write by another program in the microseconds between would be lost.
 Instead, the new file and the existing one swap names atomically, and the old file is checked afterward: if it is not
 what was read, the two are swapped back. On Linux this uses renameat2. On Windows, and on file systems that cannot swap,
 the existing file is renamed first, and then the new file gets its name, which fails if another program has taken it.
@@ -136,10 +136,10 @@ def sync_file_system(folder: str) -> None:
 
 
 def sweep(folder: str, keep: Callable[[str, bytes], None]) -> None:
-    """Remove old temporary files of killed writers from a folder, recognized by name and age.
+    """Remove temporary files of killed processes from a folder, recognized by name and age.
 
     `keep` is first called with the name and contents of each file, which may be the only copy of another program's text
-    if the writer was killed during a swap.
+    if the process was killed during a swap.
     """
     with contextlib.suppress(OSError), os.scandir(_system(folder)) as entries:
         for entry in entries:
@@ -239,7 +239,7 @@ def _exchange(temporary: str, target: str, seen: FileSeen, data: bytes) -> None:
             return
         _exchange_back(temporary, target, data)
     except OSError:
-        with contextlib.suppress(OSError):  # it may hold another program's text, so it must not be removed with ours
+        with contextlib.suppress(OSError):  # it may contain another program's text, so it must not be removed with ours
             os.rename(_system(temporary), _system(_beside(target)))
         raise
     raise ChangedMeanwhileError(target)
@@ -273,7 +273,7 @@ def _swap(one: str, two: str) -> None:
     try:
         _place(one, two)
     except ChangedMeanwhileError:
-        # Another program took the name meanwhile; its file is newer than the one moved aside.
+        # Another program has taken the name; its file is newer than the one moved aside.
         os.unlink(_system(aside))
         raise
     except BaseException:

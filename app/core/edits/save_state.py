@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the path as a string, ten times as fast as `path`; it matters for 100,000 images."""
+        """Return the path as a string, ten times as fast as `path`, which matters for 100,000 images."""
         return os.path.join(self.root, self.name)  # noqa: PTH118 (ten times as fast)
 
     @property

@@ -349,7 +349,7 @@ class Saver:
         saved = [outcome for outcome in outcomes if outcome.kind == "saved"]
         self._journal.saved(outcome.request for outcome in saved)
         while self._inbox:
-            with self._changed:  # for one batch at a time, because the window may need the lock meanwhile
+            with self._changed:  # for one batch at a time, because the window may need the lock in between
                 self._absorb(_BATCH)
             yield_to_window()  # otherwise this thread takes the lock again before the window's thread wakes up
         with self._changed:
@@ -447,7 +447,7 @@ class Saver:
         for outcome in outcomes:
             self._saved += outcome.kind == "saved"
             entry = self._entries.get(outcome.request.key)
-            if entry and entry.state == "writing" and entry.settle(outcome):  # otherwise the user resolved it meanwhile
+            if entry and entry.state == "writing" and entry.settle(outcome):  # otherwise the user resolved it first
                 del self._entries[outcome.request.key]
         if any(outcome.kind == "refused" for outcome in outcomes):
             self._retry_at = time.monotonic() + RETRY

@@ -89,7 +89,7 @@ class Neighbors:
         return os.path.join(folder, name) if name else None  # noqa: PTH118 (ten times as fast)
 
     def listed(self, image: Path) -> str | None:
-        """Return an image's caption in metadata.jsonl beside it or at the dataset root."""
+        """Return an image's caption from metadata.jsonl in its folder or at the dataset root, or None."""
         own = self._metadata(image.parent).get(image.name)
         if own is not None or image.parent == self.root:
             return own
@@ -219,7 +219,7 @@ class Writer:
         self._made: set[str] = set()
         """Files created in this session; no other files are ever removed."""
         self._swept: set[str] = set()
-        """Folders from which temporary files of killed writers have been removed."""
+        """Folders from which temporary files of killed processes have been removed."""
 
     def write(self, requests: Sequence[SaveRequest]) -> Iterator[Outcome]:
         """Write requests, at most one per value, and yield the outcome of each as soon as it is known.
@@ -451,7 +451,7 @@ class NotesFile:
 
 
 def read_notes(folder: Path, around: Neighbors) -> NotesFile:
-    """Return a folder's notes; raises OSError, and DatasetError if they are damaged or a link to outside."""
+    """Return a folder's notes; raises OSError, and DatasetError for a damaged file or a link to outside."""
     file = folder / FILE_NAME
     around.require_inside(str(file))
     data = _bytes(file)

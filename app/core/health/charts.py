@@ -53,7 +53,7 @@ def caption_lengths(health: Health) -> list[Bar]:
 
 
 def frequent_tags(health: Health) -> list[Bar]:
-    """Return the most frequent tags of the images that are trained."""
+    """Return one bar for each of the most frequent tags of the training images."""
     return [Bar(tag, count, health.tagged(tag)) for tag, count in health.tags.top]
 
 

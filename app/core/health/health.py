@@ -282,7 +282,7 @@ class Health:
             self._mark_near(other)
 
     def _request_token_counts(self) -> None:
-        """Request missing token counts of captions, and judge the images whose counts have arrived again."""
+        """Request missing token counts of captions, and rejudge images whose counts have arrived."""
         judge, images = self._judge, self._library.images
         waiting = self.image_index.under("uncounted", "tokens")
         if judge is None or not waiting or self._tokens.pending:

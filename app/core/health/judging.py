@@ -28,7 +28,7 @@ TOKEN_STEP = 15
 TOKEN_BARS = 20
 """Maximum number of bars; the last one includes all longer captions."""
 CELLS_PER_DOUBLING = 4
-"""Steps of the size chart per doubling of a side."""
+"""Number of size chart cells per doubling of a side length."""
 
 CountTokens = Callable[[str], int | None]
 MIN_CROP_SIDE = 64
