@@ -34,7 +34,7 @@ def test_a_job_is_told_to_be_unsaved_once_and_saved_by_itself_when_there_is_room
         type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
         (sentence,) = window.notices.sentences()
-        assert "the disk is full" in sentence and "saved when that is possible" in sentence
+        assert "the disk is full" in sentence and "saved as soon as possible" in sentence
         assert page.sheet.state.text() == "Not saved"
         told = len(failed)
         page._check_disk()

@@ -82,7 +82,9 @@ def runs(window: Window) -> QWidget:
 @screen("notices")
 def notices(window: Window) -> QWidget:
     window.show_images()
-    window.notices.show_notice("preferences.toml could not be read, so all preferences have their defaults.", "warning")
+    window.notices.show_notice(
+        "Could not read preferences.toml: it is not valid TOML. All preferences have their defaults.", "warning"
+    )
     window.report_crash("Traceback")
     return window
 

@@ -42,32 +42,32 @@ class Origin:
         return value_at(self.values, key)
 
     def differences(self, values: Values) -> Mapping[str, Any]:
-        """Return the keys whose value in a job is another, with what it would be (None: absent)."""
+        """Return the keys whose values in a job differ, with the expected value (None: absent)."""
         found: dict[str, Any] = {}
         kinds = {value_at(place, "recipe.optimizer.name") or "adamw" for place in (values, self.values)}
         for each in settings():
             if "*" in each.key or each.key in ("name", "base.model") or (each.kind and {each.kind} != kinds):
                 continue
-            expected = _first(self.stated(each.key), each.default)
-            if _first(value_at(values, each.key), each.default) != expected:
+            expected = _value_or(self.stated(each.key), each.default)
+            if _value_or(value_at(values, each.key), each.default) != expected:
                 found[each.key] = expected
         return found
 
 
 def stated(preset: Preset) -> Values:
-    """Return what a preset's recipe states, as plain values; raises ValueError for a preset without one."""
+    """Return the settings that a preset's recipe states, as plain values; raises ValueError if it has no recipe."""
     if preset.recipe is None:
-        raise ValueError(f"{preset.name} holds no recipe")
+        raise ValueError(f"{preset.name} has no recipe")
     return preset.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
 
 
-def _first(value: Any, otherwise: Any) -> Any:
+def _value_or(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """The values before and after one change, and what it changed."""
+    """One undoable change: the values before and after it."""
 
     name: str
     """Changed key, or a description of the change."""
@@ -81,7 +81,7 @@ class Undo:
     def __init__(self) -> None:
         self._done: list[DraftStep] = []
         self._undone: list[DraftStep] = []
-        self._open = False
+        self._is_joinable = False
 
     @property
     def undo_name(self) -> str | None:
@@ -94,21 +94,21 @@ class Undo:
         return self._undone[-1].name if self._undone else None
 
     def add(self, name: str, before: Values, after: Values, *, typing: bool = False) -> None:
-        """Enter a change; `typing` joins it with the one before, if that is of the same name and not sealed."""
+        """Add a change; with `typing` it is merged into the previous one of the same name, unless that is sealed."""
         self._undone.clear()
-        if typing and self._open and self._done and self._done[-1].name == name:
+        if typing and self._is_joinable and self._done and self._done[-1].name == name:
             before = self._done.pop().before
         if before != after:
             self._done.append(DraftStep(name, before, copy.deepcopy(after)))
-        self._open = typing
+        self._is_joinable = typing
 
     def seal(self) -> None:
         """Make the next change a separate step."""
-        self._open = False
+        self._is_joinable = False
 
     def undo(self) -> DraftStep | None:
         """Undo the last step, so that its `before` applies."""
-        self._open = False
+        self._is_joinable = False
         if not self._done:
             return None
         self._undone.append(self._done.pop())
@@ -116,7 +116,7 @@ class Undo:
 
     def redo(self) -> DraftStep | None:
         """Redo the undone step, so that its `after` applies."""
-        self._open = False
+        self._is_joinable = False
         if not self._undone:
             return None
         self._done.append(self._undone.pop())
@@ -124,47 +124,47 @@ class Undo:
 
 
 class Draft:
-    """A job that is open; belongs to the thread of `tasks`. Every change is judged at once and written behind.
+    """An open job, checked on every change and saved in the background. Use it only from the thread of `tasks`.
 
-    Wrong values stay, here and in the file, until they are set right; `job` is None meanwhile.
+    Invalid values stay, here and in the file, until they are corrected; `job` is None until then.
     """
 
     def __init__(self, path: Path, values: Values, tasks: Tasks) -> None:
-        """Open a job file that holds these values, read with `read_values`."""
+        """Create the draft of a job file with its values, as `read_values` returns them."""
         self.path = path.absolute()
         self.file = JobFile(self.path, tasks)
         self.changed: Emitter[frozenset[str]] = Emitter()
-        """These keys have other values now, or what is said of the job is another (then the set may be empty)."""
+        """Emitted with the keys whose values changed; the set is empty if only the verdict or differences changed."""
         self.taken_over: Emitter[None] = Emitter()
         """Emitted when another program changed the file; its values apply now, and undo restores ours."""
         self.secured: Emitter[str] = Emitter()
-        """A password or token was taken out of the base link; the message says where it is now."""
+        """Emitted when a password or token was removed from the base link; the message says where it is now."""
         self.file.own(values)
         self.values = values
         """Values of the file; change them only through these methods."""
         self.origin = Origin(None)
-        """What the recipe is compared with."""
+        """The preset and defaults that the job is compared with."""
         self._tasks = tasks
         self._undo = Undo()
         self._base = Base()
-        self._refused: tuple[str, JobError] | None = None
-        """Unreadable text that another program wrote, and the reason."""
+        self._unreadable: tuple[str, JobError] | None = None
+        """Invalid text that another program wrote to the file, and the error that was reported."""
         self._verdict = SettingsVerdict()
         self.differences: Mapping[str, Any] = {}
-        """Keys whose value is another than in the job's preset or by default, with the value there (None: absent)."""
+        """Keys whose values differ from the preset's or the default, with that value (None: absent)."""
         self._judge()
-        self.file.written.connect(lambda _: self._drop_refused())  # the replaced file was backed up
+        self.file.written.connect(lambda _: self._clear_unreadable())  # the replaced file was backed up
 
     # --- state
 
     @property
     def family(self) -> Family | None:
-        """Return the facts about the base; None while unknown."""
+        """Return the base's family; None while unknown."""
         return self._base.family
 
     @property
     def base(self) -> str:
-        """The base as `base.model` has it, a path as the whole one that it means; "" where there is none."""
+        """Return `base.model`, with a path made absolute; "" if it is not set."""
         model = self.get("base.model")
         if not isinstance(model, str) or not model:
             return ""
@@ -183,7 +183,7 @@ class Draft:
 
     @property
     def sound(self) -> Job | None:
-        """The job as far as it is right, for what can be said of it while something is wrong or missing."""
+        """Return the job without its faulty values, so that the rest can be used; None if that is not possible."""
         return self._verdict.sound
 
     @property
@@ -203,24 +203,24 @@ class Draft:
 
     @property
     def undo_name(self) -> str | None:
-        """The key, or what was done, that `undo` would take back."""
+        """Return the name of the step that `undo` reverts; None if there is none."""
         return self._undo.undo_name
 
     @property
     def redo_name(self) -> str | None:
-        """The same for `redo`."""
+        """Return the name of the step that `redo` applies again; None if there is none."""
         return self._undo.redo_name
 
     def get(self, key: str) -> Any:
-        """Return the value of a dotted key as it stands in the file; None where it is absent."""
+        """Return the value of a dotted key as stated in the file; None if it is absent."""
         return value_at(self.values, key)
 
     # --- changing it
 
     def set(self, key: str, value: Any, *, typing: bool = False) -> None:
-        """Give a key a value of TOML's kinds, right or wrong; `typing`: one of several letters into one field.
+        """Set a key to a value, valid or not; `typing` joins keystrokes in one field to one undo step.
 
-        None takes it out of the file, so that its default holds; an item of a list goes whole.
+        None removes the key, so that its default applies, or the item of a list.
         """
 
         def work(values: Values) -> None:
@@ -228,7 +228,7 @@ class Draft:
                 drop(values, key)
             else:
                 put(values, key, value)
-                _settle(values, key)
+                _drop_excluded(values, key)
 
         self.edit(key, work, typing=typing)
 
@@ -237,34 +237,34 @@ class Draft:
         self.set(key, self.origin.stated(key))
 
     def edit(self, name: str, work: Callable[[Values], None], *, typing: bool = False) -> None:
-        """Make a change of several keys as one step; `name` is a key, or says what is done."""
+        """Change several keys as one undo step; `name` is a key or describes the change."""
         after = copy.deepcopy(self.values)
         work(after)
         after = _writable(after)
         if after != self.values:
             self._undo.add(name, self.values, after, typing=typing)
-            self._hold(after)
+            self._apply(after)
 
     def seal(self) -> None:
-        """Let what is typed next be a step of its own: the field was left."""
+        """Make the next change a separate undo step, because the field lost the focus."""
         self._undo.seal()
 
     def undo(self) -> DraftStep | None:
         """Undo the last change and return it."""
         step = self._undo.undo()
         if step:
-            self._hold(copy.deepcopy(step.before))
+            self._apply(copy.deepcopy(step.before))
         return step
 
     def redo(self) -> DraftStep | None:
         """Redo the undone change and return it."""
         step = self._undo.redo()
         if step:
-            self._hold(copy.deepcopy(step.after))
+            self._apply(copy.deepcopy(step.after))
         return step
 
     def compare_with(self, preset: Preset | None) -> None:
-        """Tell the differences from this preset; None: from the defaults."""
+        """Compare the job with this preset; None: with the defaults."""
         self.origin = Origin(preset)
         self._judge()
         self.changed.emit(frozenset())
@@ -272,9 +272,9 @@ class Draft:
     # --- the disk
 
     def look(self) -> None:
-        """See on a worker whether another program changed the file, and take over what it wrote.
+        """Check on a worker whether another program changed the file, and apply its values.
 
-        Where something could not be saved, that is tried again instead.
+        If our own changes are not saved yet, try to save them instead.
         """
         if self.file.unsaved:
             self.file.retry()
@@ -282,16 +282,16 @@ class Draft:
             values = self.values
 
             def take_over(text: str) -> None:
-                if self.values is values:  # else it was read before what was typed meanwhile was written
+                if self.values is values:  # otherwise the text was read before a newer change of ours was written
                     self._take_over(text)
 
-            # A file that is gone or cannot be read now is written again with the next change.
+            # Ignored: the next change writes a missing or unreadable file again.
             unread = handle_only(JobError, lambda _: None)
             self._tasks.run(lambda: read_job_text(self.path), take_over, unread, kept=False)
 
     def leave(self) -> None:
-        """Take back what was told of another program's writing: nobody looks at the job any more."""
-        self._drop_refused()
+        """Withdraw an error about another program's change, because the job is being closed."""
+        self._clear_unreadable()
 
     def close(self) -> None:
         """Write pending changes; raises JobError if that fails."""
@@ -299,7 +299,7 @@ class Draft:
 
     # --- internals
 
-    def _hold(self, values: Values) -> None:
+    def _apply(self, values: Values) -> None:
         self._secure(values)
         keys = changed_keys(self.values, values)
         self.values = values
@@ -308,52 +308,52 @@ class Draft:
         self.changed.emit(keys)
 
     def _secure(self, values: Values) -> None:
-        """Take a password or token out of the base link before anything shows or writes it."""
+        """Remove a password or token from the base link before it is shown or written."""
         model = value_at(values, "base.model")
         if not isinstance(model, str):
             return
         try:
             safe = safe_link(model).text
-        except ValueError:  # no link at all: the form says so
+        except ValueError:  # not a valid link; the form reports it
             return
         if safe != model:
             put(values, "base.model", safe)
-            # On a worker: a locked keyring asks for its password first, and waits for it.
+            # On a worker, because a locked keyring first asks for its password.
             self._tasks.run(lambda: protect(model)[1] or "", self.secured.emit, reraise)
 
     def _judge(self) -> None:
-        self._look_at_base()
+        self._find_base()
         self._verdict = judge(self.values, self.path.parent, self._base)
         self.differences = self.origin.differences(self.values)
 
-    def _look_at_base(self) -> None:
-        """Find out what the base is, on a worker; until then what the job states of it holds."""
+    def _find_base(self) -> None:
+        """Identify the base on a worker; until then, use the family that the job states."""
         family, model = self.get("base.family"), self.get("base.model")
         if (stated := f"{family} {model}") == self._base.stated:
             return
-        asked = self._base = Base(stated, family=family if family in ("sd15", "sdxl") else None)
+        requested = self._base = Base(stated, family=family if family in ("sd15", "sdxl") else None)
         if isinstance(model, str) and model:
             folder = self.path.parent
-            know = partial(self._know_base, asked)
-            self._tasks.run(lambda: _looked_at(asked, model, folder), know, reraise, kept=False)
+            know = partial(self._on_base_found, requested)
+            self._tasks.run(lambda: _identified(requested, model, folder), know, reraise, kept=False)
 
-    def _know_base(self, asked: Base, found: Base) -> None:
-        if self._base is not asked or found == asked:
+    def _on_base_found(self, requested: Base, found: Base) -> None:
+        if self._base is not requested or found == requested:
             return
         self._base = found
         self._judge()
         self.changed.emit(frozenset())
 
     def _take_over(self, text: str) -> None:
-        if self.file.unsaved or (self._refused and text == self._refused[0]):
+        if self.file.unsaved or (self._unreadable and text == self._unreadable[0]):
             return
-        self._drop_refused()
+        self._clear_unreadable()
         if self.file.is_own(text):
             return
         try:
             values = self.file.parse(text)
         except JobError as error:
-            self._refused = text, error
+            self._unreadable = text, error
             self.file.failed.emit(error)
             return
         self.file.own(values)
@@ -365,15 +365,15 @@ class Draft:
             self.changed.emit(keys)
             self.taken_over.emit(None)
 
-    def _drop_refused(self) -> None:
-        """What could not be read lies there no more."""
-        refused, self._refused = self._refused, None
+    def _clear_unreadable(self) -> None:
+        """Withdraw the error about an invalid text that was replaced or is no longer shown."""
+        refused, self._unreadable = self._unreadable, None
         if refused:
             self.file.resolved.emit(refused[1])
 
 
-def _settle(values: Values, key: str) -> None:
-    """Take out what a new value excludes: another length, arguments that another optimizer does not have."""
+def _drop_excluded(values: Values, key: str) -> None:
+    """Remove keys that a new value excludes: other lengths, or arguments that a new optimizer does not have."""
     table, _, name = key.rpartition(".")
     if table == "recipe" and name in LENGTH_KEYS:
         for other in LENGTH_KEYS:
@@ -386,7 +386,7 @@ def _settle(values: Values, key: str) -> None:
 
 
 def _writable(value: Any) -> Any:
-    """The value with a question mark for each half of a surrogate pair, which no file can hold."""
+    """Return the value with "?" for each unpaired surrogate, which UTF-8 cannot encode."""
     if isinstance(value, dict):
         return {name: _writable(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -394,13 +394,13 @@ def _writable(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
 
 
-def _looked_at(base: Base, model: str, folder: Path) -> Base:
-    """Return what the disk tells of a base besides."""
+def _identified(base: Base, model: str, folder: Path) -> Base:
+    """Return the facts about a base with those that its files on disk provide."""
     if not is_base_path(model, folder):
         return base
     base = replace(base, path_on_disk=model)
     try:
         found = identify_base(Path(absolute(model, folder)))
     except (ImpastoError, OSError):
-        return base  # whoever picks the base, and the plan, say in words what is wrong with it
+        return base  # the base picker and the plan report the problem
     return replace(base, family=base.family or found.family, zero_terminal_snr=bool(found.zero_terminal_snr))

@@ -1,4 +1,4 @@
-"""What every job needs said: pictures, recipe, trigger word, prompts; each a change of a draft that is one step."""
+"""Change the essentials of a job: images, recipe, trigger word, prompts and length, each as one undo step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ImageFolder:
 
 
 def open_images(library: Library, folders: Iterable[Path]) -> list[ImageFolder]:
-    """Return what the Pictures page shows, as a job would take it."""
+    """Return the open image folders with the number of images that a job would train on."""
     trained: dict[Folder, int] = {}  # by folder first: to hash and compare 100,000 paths takes 0.2 s
     for image in library.images.values():
         folder = image.folder
@@ -67,36 +67,39 @@ def new_values(name: str, images: Sequence[ImageFolder], folder: Path, stated: M
 
 
 def recipes() -> tuple[PresetEntry, ...]:
-    """Return every preset at hand that holds a recipe, the user's own first; reads files."""
+    """Return the presets with a recipe that are not for one GPU, the user's own first; reads files."""
     return tuple(each for each in read_library().presets if each.preset.recipe is not None and each.preset.gpu is None)
 
 
-def preset_of(draft: Draft, shelf: Iterable[PresetEntry]) -> Preset | None:
-    """Return the preset that a job's recipe came from, None where it names none or one that is not at hand."""
+def preset_of(draft: Draft, presets: Iterable[PresetEntry]) -> Preset | None:
+    """Return the preset that a job names; None if it names none or the preset is missing."""
     family, _, name = str(draft.get("preset") or "").partition("/")
-    fitting = (each.preset for each in shelf if each.preset.base.family == family)
+    fitting = (each.preset for each in presets if each.preset.base.family == family)
     return next((preset for preset in fitting if same_name(preset.name, name)), None)
 
 
-def recipe_called(name: str, shelf: Iterable[PresetEntry], family: Family | None) -> Preset | None:
-    """Return the preset that "sdxl/style" or "style" means; of several families that of `family`, or the first."""
+def recipe_called(name: str, presets: Iterable[PresetEntry], family: Family | None) -> Preset | None:
+    """Return the preset called "sdxl/style" or "style"; None if there is none.
+
+    The family is the one in the name, else `family`, else SDXL; if it has no such preset, another family's is returned.
+    """
     stated, _, plain = name.rpartition("/")
-    named = [each.preset for each in shelf if same_name(each.preset.name, plain)]
+    named = [each.preset for each in presets if same_name(each.preset.name, plain)]
     wanted = stated or family or "sdxl"
     return next((preset for preset in named if preset.base.family == wanted), named[0] if named else None)
 
 
 def choose_recipe(draft: Draft, preset: Preset) -> None:
-    """Take a preset's recipe: what the former one stated goes, what the user said of other keys stays.
+    """Apply a preset's recipe: drop unchanged values of the previous preset, then set the values of the new one.
 
-    What was chosen on the images page stays in any case: that was about these images, not about a recipe.
+    Resolution and token limit always stay, since they were chosen for the images.
     """
     former = draft.origin.values.get("recipe", {})
 
     def work(values: Values) -> None:
-        _take_out(values, former, "recipe")
+        _drop_equal(values, former, "recipe")
         chosen = {key: value for key in _OF_IMAGES if (value := value_at(values, key)) is not None}
-        _lay(values, stated(preset), "recipe")
+        _merge(values, stated(preset), "recipe")
         for key, value in chosen.items():
             put(values, key, value)
         values["preset"] = f"{preset.base.family}/{preset.name}"
@@ -108,20 +111,20 @@ def choose_recipe(draft: Draft, preset: Preset) -> None:
 
 
 def trigger(values: Values) -> str | None:
-    """Return the trigger word of the pictures that are learned; None where there is none, or several."""
-    found = {folder.get("trigger") for folder in _learned(values)}
+    """Return the trigger word of the training folders; None if they have none or different ones."""
+    found = {folder.get("trigger") for folder in _trained(values)}
     word = found.pop() if len(found) == 1 else None
     return word if isinstance(word, str) else None
 
 
 def set_trigger(draft: Draft, word: str, *, typing: bool = False) -> None:
-    """Give all pictures that are learned this trigger word; prompts that were only proposed follow it."""
+    """Set the trigger word of all training folders and update the default prompts; "" removes it."""
 
     def work(values: Values) -> None:
         proposed = value_at(values, PROMPTS) == _prompts(trigger(values))
-        if not _learned(values):
+        if not _trained(values):
             put(values, FOLDERS, [*(value_at(values, FOLDERS) or []), {}])
-        for folder in _learned(values):
+        for folder in _trained(values):
             folder.pop("trigger", None)
             if word:
                 folder["trigger"] = word
@@ -140,12 +143,12 @@ def add_images(draft: Draft, images: Sequence[ImageFolder]) -> None:
     def work(values: Values) -> None:
         listed = folders(values)
         for each in new:
-            waiting = next((folder for folder in listed if not folder.get("path")), None)
-            if waiting is None:
+            placeholder = next((folder for folder in listed if not folder.get("path")), None)
+            if placeholder is None:
                 word = trigger(values)
                 listed.append(_folder(each, here) | ({"trigger": word} if word else {}))
-            else:  # it holds the trigger that was typed before there were pictures
-                waiting.update(_folder(each, here))
+            else:  # an entry without a path, which keeps a trigger word typed before any images were added
+                placeholder.update(_folder(each, here))
         put(values, FOLDERS, listed)
 
     if new:
@@ -154,20 +157,20 @@ def add_images(draft: Draft, images: Sequence[ImageFolder]) -> None:
 
 def not_in_job(draft: Draft, images: Iterable[ImageFolder]) -> list[ImageFolder]:
     """Return the folders that are not in the dataset yet."""
-    held = {_place(draft, str(folder.get("path"))) for folder in folders(draft.values)}
-    return [each for each in images if _place(draft, str(each.path)) not in held]
+    held = {_normalized(draft, str(folder.get("path"))) for folder in folders(draft.values)}
+    return [each for each in images if _normalized(draft, str(each.path)) not in held]
 
 
 def folders(values: Values) -> list[dict[str, Any]]:
-    """Return the dataset's folders as they stand; what is no table is passed over."""
+    """Return the stated folders of the dataset; entries that are not tables are skipped."""
     listed = value_at(values, FOLDERS)
     return [folder for folder in listed if isinstance(folder, dict)] if isinstance(listed, list) else []
 
 
 def counts(draft: Draft, images: Iterable[ImageFolder]) -> list[int | None]:
-    """Return how many pictures each of the dataset's folders holds, in their order; None where they are not open."""
-    known = {_place(draft, str(each.path)): each.count for each in images}
-    return [known.get(_place(draft, str(folder.get("path")))) for folder in folders(draft.values)]
+    """Return the image count of each folder of the dataset, in order; None for folders that are not open."""
+    known = {_normalized(draft, str(each.path)): each.count for each in images}
+    return [known.get(_normalized(draft, str(folder.get("path")))) for folder in folders(draft.values)]
 
 
 def samples(draft: Draft, images: Iterable[ImageFolder]) -> int | None:
@@ -183,27 +186,27 @@ def samples(draft: Draft, images: Iterable[ImageFolder]) -> int | None:
 
 
 def measure(values: Values) -> tuple[str, Any]:
-    """Return in which measure the length is stated and how long it is; None where the job leaves it open."""
+    """Return the key and value of the stated length; ("images_seen", None) if none is stated."""
     recipe = value_at(values, "recipe") or {}
     return next(((key, recipe[key]) for key in LENGTH_KEYS if key in recipe), ("images_seen", None))
 
 
-def change_measure(draft: Draft, key: str, showings: int | None) -> None:
-    """State the length in another measure; it stays as long as it was where the pictures are counted."""
+def change_measure(draft: Draft, key: str, samples_per_epoch: int | None) -> None:
+    """State the length under another key; converted if the samples per epoch are known."""
     former, value = measure(draft.values)
-    if draft.sound is not None and showings:
-        length = resolve_length(draft.sound.recipe, showings)
+    if draft.sound is not None and samples_per_epoch:
+        length = resolve_length(draft.sound.recipe, samples_per_epoch)
         value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "images_seen": length.images}[key]
     if former != key and value is not None:
         draft.set(f"recipe.{key}", value)
 
 
-def _place(draft: Draft, path: str) -> str:
-    """A folder that a job names, as the same on every way of writing it."""
+def _normalized(draft: Draft, path: str) -> str:
+    """Return the normalized absolute path of a folder that a job names, for comparison."""
     return os.path.normcase(absolute(path, draft.path.parent))
 
 
-def _learned(values: Values) -> list[dict[str, Any]]:
+def _trained(values: Values) -> list[dict[str, Any]]:
     return [folder for folder in folders(values) if folder.get("kind", "train") == "train"]
 
 
@@ -215,22 +218,22 @@ def _prompts(word: str | None) -> list[dict[str, Any]]:
     return [{"prompt": prompt} for prompt in default_prompts(word)]
 
 
-def _take_out(values: Values, former: Values, path: str) -> None:
+def _drop_equal(values: Values, former: Values, path: str) -> None:
     for key, value in former.items():
         if isinstance(value, dict):
-            _take_out(values, value, f"{path}.{key}")
+            _drop_equal(values, value, f"{path}.{key}")
         elif value_at(values, f"{path}.{key}") == value:
             drop(values, f"{path}.{key}")
 
 
-def _lay(values: Values, new: Values, path: str) -> None:
-    if path == "recipe.optimizer":  # no argument of the job's own optimizer is left over
+def _merge(values: Values, new: Values, path: str) -> None:
+    if path == "recipe.optimizer":  # arguments of the previous optimizer must not remain
         drop(values, path)
     if path == "recipe" and any(key in new for key in LENGTH_KEYS):
         for key in LENGTH_KEYS:
             drop(values, f"{path}.{key}")
     for key, value in new.items():
         if isinstance(value, dict):
-            _lay(values, value, f"{path}.{key}")
+            _merge(values, value, f"{path}.{key}")
         else:
             put(values, f"{path}.{key}", value)

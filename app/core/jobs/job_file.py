@@ -1,4 +1,4 @@
-"""Read and write a job file; writes run in the background and never overwrite foreign changes without a backup."""
+"""Read and write a job file; writes run on a worker, and other programs' changes are backed up first."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def value_at(values: Mapping[str, Any] | list[Any], key: str) -> Any:
 
 
 def put(values: Values, key: str, value: Any) -> None:
-    """Set a dotted key, in place; tables on the way are made, a single value in the way gives way.
+    """Set a dotted key, in place; create missing tables on its path, and replace a plain value there by a table.
 
-    Raises KeyError for a place in a list that is not there.
+    Raises KeyError for an index beyond the end of a list.
     """
     *tables, last = key.split(".")
     place: Any = values
@@ -58,7 +58,7 @@ def put(values: Values, key: str, value: Any) -> None:
 
 
 def drop(values: Values, key: str) -> None:
-    """Take a dotted key out, in place, with the tables that it leaves empty; a key that is not there is passed over."""
+    """Remove a dotted key, in place, and the tables that become empty; a missing key is ignored."""
     table, _, last = key.rpartition(".")
     place = value_at(values, table) if table else values
     if isinstance(place, dict):
@@ -70,14 +70,17 @@ def drop(values: Values, key: str) -> None:
 
 
 def changed_keys(before: Values, after: Values) -> frozenset[str]:
-    """Return every dotted key whose value is another one, or which only one of the two has."""
+    """Return the dotted keys whose values differ, or which only one of the two has."""
     old, new = dict(flatten(before, "")), dict(flatten(after, ""))
     missing = object()
     return frozenset(key for key in {*old, *new} if old.get(key, missing) != new.get(key, missing))
 
 
 def with_absolute_paths(values: Mapping[str, Any], folder: Path) -> Values:
-    """Return the values of a job in `folder` as a file elsewhere holds them; runs stay beside the file."""
+    """Return a copy of the values of a job in `folder` with absolute paths, for a file in another folder.
+
+    A runs folder that is not stated stays so: it is next to the file.
+    """
     moved = copy.deepcopy(dict(values))
     stated = value_at(values, "output.runs")
     make_absolute(moved, folder)
@@ -87,7 +90,7 @@ def with_absolute_paths(values: Mapping[str, Any], folder: Path) -> Values:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Return the text of the job file, keys in the order of the schema; what is no job's key comes after them."""
+    """Return the text of a job file, with keys in schema order and unknown keys at the end of their table."""
     return _HEADING + "\n".join(_lines(values, "")).rstrip() + "\n"
 
 
@@ -101,13 +104,13 @@ def _set(place: Any, step: str, value: Any) -> None:
 
 
 def _lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
-    """First a table's own keys, then the tables in it, as TOML demands."""
-    names = sorted(table, key=lambda name: _order().get(f"{path}{name}", len(_order())))
-    yield from (f"{_bare(name)} = {_value(table[name])}" for name in names if not _is_table(table[name]))
+    """Yield the lines of a table: first its own keys, then its tables, as TOML requires."""
+    names = sorted(table, key=lambda name: _key_order().get(f"{path}{name}", len(_key_order())))
+    yield from (f"{_encode_key(name)} = {_encode_value(table[name])}" for name in names if not _is_table(table[name]))
     for name in filter(lambda name: _is_table(table[name]), names):
         many = isinstance(table[name], list)
         for item in table[name] if many else (table[name],):
-            key = path + _bare(name)
+            key = path + _encode_key(name)
             yield f"\n[[{key}]]" if many else f"\n[{key}]"
             yield from _lines(item, f"{key}.")
 
@@ -117,47 +120,48 @@ def _is_table(value: Any) -> bool:
     return bool(items) and all(isinstance(item, dict) for item in items)
 
 
-def _value(value: Any) -> str:
+def _encode_value(value: Any) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_bare(key)} = {_value(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{_encode_key(key)} = {_encode_value(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(_encode_value, value)) + "]"
     return toml_value(value)
 
 
-def _bare(key: str) -> str:
-    """A key as TOML writes it: in quotes unless it is made of plain letters, digits, - and _."""
+def _encode_key(key: str) -> str:
+    """Return a key in TOML notation: quoted unless it consists of ASCII letters, digits, - and _."""
     plain = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
     return key if plain else toml_value(key)
 
 
 @lru_cache(maxsize=1)
-def _order() -> Mapping[str, int]:
-    """The place of each key in the schema, without the places in lists and the kinds of optimizers."""
+def _key_order() -> Mapping[str, int]:
+    """Return the position of each key in the schema; keys have no list indices and no optimizer names."""
     return {re.sub(r"\.\*|\[.*?\]", "", found.key): number for number, found in enumerate(fields(Job))}
 
 
 def parse_values(text: str, source: str) -> Values:
-    """Return what a job file's text holds, in the present schema's form; JobError for broken and newer ones."""
+    """Return the values of a job file's text, migrated to the current schema; JobError if it is damaged or newer."""
     return migrate(parse_toml(text, source, JOB_FILE))
 
 
 def read_values(path: Path) -> Values:
-    """Return what a job file holds, without a password or token in its base link.
+    """Return the values of a job file, migrated to the current schema.
 
-    Raises JobError when the file is missing, unreadable, damaged or of a newer version.
+    A password or token in its base link is first removed from the file. Raises JobError when the file is missing,
+    unreadable, damaged or of a newer version.
     """
     return parse_values(read_job_text(path), path.name)
 
 
 class JobFile:
-    """Writes a job's values on a worker, the latest last; belongs to the thread of `tasks`.
+    """Writer of a job file: one write at a time, on a worker. Use it only from the thread of `tasks`.
 
-    The file holds what was typed, wrong or not: opened again, the form shows the same, and the trainer names what is
-    wrong as the form does. What the app did not write itself (comments, another program's changes) is kept beside
-    before it is written over.
+    Invalid values are written too: the form shows them when the job is opened again, and the trainer reports the same
+    problems as the form. A file that the app did not write itself (with comments, or changed by another program) is
+    backed up next to it before it is overwritten.
     """
 
     def __init__(self, path: Path, tasks: Tasks) -> None:
@@ -165,87 +169,87 @@ class JobFile:
         self.written: Emitter[None] = Emitter()
         """Emitted when all values are on disk."""
         self.failed: Emitter[JobError] = Emitter()
-        """It cannot be written now; the next change tries again, and so does `retry`."""
+        """Emitted when the file could not be written; the next change or `retry` tries again."""
         self.resolved: Emitter[JobError] = Emitter()
-        """What `failed` told is over: all is on disk, or something else stands against it."""
+        """Emitted when the last error no longer applies: the file was written, or writing fails for another reason."""
         self.kept: Emitter[Path] = Emitter()
         """Emitted with the path of the backup of the previous file."""
         self._tasks = tasks
-        self._own: str | None = None
-        self._waiting: str | None = None
+        self._own_text: str | None = None
+        self._pending: str | None = None
         self._writing: tuple[str, Future[Path | None]] | None = None
-        self._fault: JobError | None = None
-        """What `failed` told last, until it is over."""
-        self._quiet = False
-        """Whether nobody waits for what comes of the writing that is under way: it is only tried again."""
+        self._error: JobError | None = None
+        """Error last emitted by `failed`, until it is resolved."""
+        self._is_retry = False
+        """Whether the current write is only a retry, whose failure for the same reason is not reported again."""
 
     @property
     def unsaved(self) -> bool:
-        """Return whether a write is pending."""
-        return self._waiting is not None or self._writing is not None
+        """Return whether values are not on disk yet."""
+        return self._pending is not None or self._writing is not None
 
     @property
     def fault(self) -> JobError | None:
-        """What stands against writing it; None where nothing does that is known."""
-        return self._fault
+        """Return the error that prevents writing, if known."""
+        return self._error
 
     def parse(self, text: str) -> Values:
-        """Return what a text of this file holds; raises JobError."""
+        """Return the values of a text of this file; raises JobError."""
         return parse_values(text, self.path.name)
 
     def own(self, values: Values) -> None:
-        """Take these values for what the file holds, so that another file is told from it."""
-        self._own = to_toml(values)
+        """Set the values that the file is known to hold; a file that differs is another program's."""
+        self._own_text = to_toml(values)
 
     def is_own(self, text: str) -> bool:
-        """Tell whether a text is what this app wrote, or would have written."""
-        return text == self._own
+        """Return whether a text is the one that this app wrote last, or would write for the values passed to `own`."""
+        return text == self._own_text
 
     def write(self, values: Values) -> None:
-        """Write these values in the background."""
-        self._waiting, self._quiet = to_toml(values), False
+        """Write these values on a worker; of several calls during a write, only the last one is written."""
+        self._pending, self._is_retry = to_toml(values), False
         if self._writing is None:
             self._begin()
 
     def retry(self) -> None:
-        """Try again what could not be written; that it fails once more for the same reason is not told again."""
-        if self._waiting is not None and self._writing is None:
-            self._quiet = True
+        """Try a failed write again; another failure for the same reason is not reported again."""
+        if self._pending is not None and self._writing is None:
+            self._is_retry = True
             self._begin()
 
     def settle(self, then: Callable[[JobError | None], None]) -> None:
-        """Call `then` when nothing is on its way to the disk any more, with what stands against it, tried once more."""
+        """Call `then` with None when all values are written, or with the error of a failed write; retry once."""
         if not self.unsaved:
             then(None)
             return
 
-        def over(error: JobError | None) -> None:
-            for stop in stops:
-                stop()
+        def on_end(error: JobError | None) -> None:
+            for disconnect in disconnects:
+                disconnect()
             then(error)
 
-        stops = [self.written.connect(over), self.failed.connect(over)]
-        self._quiet = False
+        disconnects = [self.written.connect(on_end), self.failed.connect(on_end)]
+        self._is_retry = False
         if self._writing is None:
             self._begin()
 
     def flush(self) -> None:
-        """Put on disk what is not there yet, now; raises JobError when it cannot be. Only for the app's end."""
+        """Write pending values now, blocking; raises JobError if that fails. Only for when the app closes."""
         if self._writing is not None:
             sent, future = self._writing
             if not future.cancelled() and future.exception() is None:  # waits
-                self._own = sent
-        text, self._waiting = self._waiting, None
-        if text is not None and text != self._own:
+                self._own_text = sent
+        text, self._pending = self._pending, None
+        if text is not None and text != self._own_text:
             try:
-                _replace(self.path, text, self._own)
+                _replace(self.path, text, self._own_text)
             except OSError as error:
                 raise _unwritable(self.path, error) from None
-            self._own = text
-        self.written.emit(None)  # for whoever waits in `settle`
+            self._own_text = text
+        self.written.emit(None)  # calls the callbacks of `settle`
 
     def _begin(self) -> None:
-        text, former = self._waiting, self._own
+        text, former = self._pending, self._own_text
         assert text is not None
         future = self._tasks.run(
             lambda: _replace(self.path, text, former), lambda kept: self._done(text, kept), self._fail
@@ -253,52 +257,52 @@ class JobFile:
         self._writing = text, future
 
     def _done(self, text: str, kept: Path | None) -> None:
-        self._writing, self._own = None, text
+        self._writing, self._own_text = None, text
         if kept:
             self.kept.emit(kept)
-        if self._waiting == text:
-            self._waiting = None
-        fault, self._fault = self._fault, None
+        if self._pending == text:
+            self._pending = None
+        fault, self._error = self._error, None
         if fault:
             self.resolved.emit(fault)
-        if self._waiting is None:
+        if self._pending is None:
             self.written.emit(None)
         else:
             self._begin()
 
     def _fail(self, fault: BaseException) -> None:
         self._writing = None
-        handle_only(OSError, self._tell)(fault)
+        handle_only(OSError, self._report)(fault)
 
-    def _tell(self, error: OSError) -> None:
-        former, fault = self._fault, _unwritable(self.path, error)
-        another = former is None or former.sentence != fault.sentence
-        if self._quiet and not another:
+    def _report(self, error: OSError) -> None:
+        former, fault = self._error, _unwritable(self.path, error)
+        is_new = former is None or former.sentence != fault.sentence
+        if self._is_retry and not is_new:
             return
-        self._fault = fault
-        if former and another:
+        self._error = fault
+        if former and is_new:
             self.resolved.emit(former)
         self.failed.emit(fault)
 
 
 def _replace(path: Path, text: str, own: str | None) -> Path | None:
-    """Write the file in one step; return where the former one was kept, if it was not what we had written."""
+    """Write the file atomically; return the backup of the previous one if its text was not `own`."""
     long_path(path.parent).mkdir(parents=True, exist_ok=True)
-    kept = _keep(path, own)
+    kept = _back_up(path, own)
     files.write_text(path, text)
     return kept
 
 
-def _keep(path: Path, own: str | None) -> Path | None:
+def _back_up(path: Path, own: str | None) -> Path | None:
     try:
-        there = read_bytes(path, "text")
+        previous = read_bytes(path, "text")
     except FileNotFoundError:
         return None
-    if own is not None and there == own.encode():
+    if own is not None and previous == own.encode():
         return None
     names = (path.with_name(f"{stem}{path.suffix}") for stem in numbered(f"{path.stem}.before"))
     target = next(name for name in names if not long_path(name).exists())
-    files.write_bytes(target, there)
+    files.write_bytes(target, previous)
     return target
 
 
@@ -306,6 +310,6 @@ def _unwritable(path: Path, error: OSError) -> JobError:
     reason = "the disk is full" if is_disk_full(error) else error.strerror or error
     return JobError(
         "job.unwritable",
-        f"{path} cannot be written: {reason}.",
-        f"{write_remedy(error)} Your changes are kept here and saved when that is possible; or duplicate the job.",
+        f"Could not save {path}: {reason}.",
+        f"{write_remedy(error)} Your changes stay open and are saved as soon as possible. Or duplicate the job.",
     )

@@ -26,11 +26,11 @@ if TYPE_CHECKING:  # imports pydantic and the schema, which would delay the wind
     from app.core.jobs.job_file import Values
 
 _Result = TypeVar("_Result")
-Refused = Callable[[ImpastoError], None]
-"""Hears why something was not done; then all is as it was."""
+OnError = Callable[[ImpastoError], None]
+"""Called with the reason when an action fails; nothing has changed then."""
 
 FILE_NAME = "job.toml"
-_OF_RUNS = ("dataset.jsonl", "run.json", "events.jsonl")
+_RUN_FILES = ("dataset.jsonl", "run.json", "events.jsonl")
 _log = logging.getLogger(__name__)
 
 
@@ -56,104 +56,106 @@ class JobEntry:
 
 @dataclass(frozen=True, slots=True)
 class TrashedJob:
-    """A job that was put into the trash, or, where its file lies elsewhere, only taken off the list."""
+    """A job that was removed from the list."""
 
     path: Path
-    lies: Path | None
+    """Its file before that."""
+    moved_to: Path | None
+    """Its file in our trash; None for a file outside our folder, which stays in place."""
 
 
-_Kept = tuple[Path | None, tuple[Path, ...], tuple[Path, ...]]
-"""The job that was open last, the files in other folders, and the jobs to train on the CPU however long it takes."""
-_MOST_AGREED = 200
+_ListContent = tuple[Path | None, tuple[Path, ...], tuple[Path, ...]]
+"""Content of list.json: the job that was open last, files in other folders, and jobs that may train on the CPU."""
+_MAX_AGREED = 200
 
 
 class Jobs:
-    """Belongs to the thread of `tasks`; the disk is read and written on workers, a slow one holds up nobody."""
+    """All jobs and the open one. Use it only from the thread of `tasks`; workers access the disk, so none blocks it."""
 
     def __init__(self, tasks: Tasks, folder: Path | None = None) -> None:
         self.folder = folder or places.home() / "jobs"
         self.all: tuple[JobEntry, ...] = ()
-        """Latest first."""
+        """Jobs in the list, last changed first."""
         self.changed: Emitter[None] = Emitter()
         """Emitted when `all` changes."""
         self.turned: Emitter[Draft | None] = Emitter()
-        """Another job is the open one, whoever asked for it; None: no job is open."""
+        """Emitted with the newly opened job, or None when the open job was closed."""
         self.rescued: Emitter[Path] = Emitter()
-        """Changes that a job's own place refused are kept in this file."""
+        """Emitted with a new job file of ours that holds changes which could not be saved in their own file."""
         self.resolved: Emitter[ImpastoError] = Emitter()
-        """What a job's file told by `failed` is over, of a job that was let go too."""
+        """Emitted when an error that the file of an open or closing job emitted by `failed` no longer applies."""
         self.secured: Emitter[str] = Emitter()
-        """A password or token was taken out of a job's base link; the message says where it is now."""
+        """Emitted when a password or token was removed from a job's base link; the message says where it is stored."""
         self.closed: Emitter[None] = Emitter()
-        """The app ends, and every job is on disk."""
+        """Emitted when the app closes and `close` has written what it could."""
         self.last: Path | None = None
-        """Job that was open last."""
+        """Job that was opened last."""
         self._elsewhere: tuple[Path, ...] = ()
         self._agreed: tuple[Path, ...] = ()
-        """Those that the user wants to train on the CPU however long it takes."""
-        self._readings = count(1)
-        self._newest = 0
+        """Jobs that the user agreed to train on the CPU despite the duration, latest first."""
+        self._read_numbers = count(1)
+        self._newest_read = 0
         self._tasks = tasks
         self._open: Draft | None = None
-        self._wanted: Path | None = None
-        self._leaving: dict[Path, Draft] = {}
-        """Those let go whose last change is still on its way to the disk."""
-        self._list = DeferredWriter(self.folder / "list.json", "the list of jobs was")
-        nothing: _Kept = (None, (), ())
-        lost = "open jobs in other folders again"
-        kept = self._list.load(_listed, nothing, lost, lambda kept: _list_text(*kept))
-        self.last, self._elsewhere, self._agreed = kept
+        self._requested: Path | None = None
+        self._closing: dict[Path, Draft] = {}
+        """Closed jobs whose last changes are still being written, by path."""
+        self._list = DeferredWriter(self.folder / "list.json", "the list of jobs")
+        empty: _ListContent = (None, (), ())
+        lost = "Jobs in other folders are no longer listed: open them again."
+        content = self._list.load(_decode_list, empty, lost, lambda content: _encode_list(*content))
+        self.last, self._elsewhere, self._agreed = content
 
-    # --- one job: files are read and written by workers, and what is asked for comes back on this thread
+    # --- one job: workers read and write files; results are delivered on the thread of `tasks`
 
     @property
     def notice(self) -> str:
-        """What was wrong with the list of files in other folders, in a sentence."""
+        """Return a message about a problem with list.json, or ""."""
         return self._list.notice
 
-    def open(self, path: Path, then: Callable[[Draft], None], refused: Refused) -> None:
-        """Open a job file, wherever it lies, in place of the one that is open; of a run's frozen job a copy.
+    def open(self, path: Path, then: Callable[[Draft], None], on_error: OnError) -> None:
+        """Open a job file in any folder and close the open job; for the job of a run, open a copy.
 
-        Where it cannot be read, is damaged or of a newer version, all stays as it was. Of several that are asked for
-        in a row the last is opened.
+        If the file cannot be read, is damaged or of a newer version, the open job stays open. Of several calls in a
+        row, only the last one opens a job.
         """
         path = path.absolute()
-        self._wanted = path
+        self._requested = path
         if draft := self._opened(path):
             then(draft)
-        elif draft := self._leaving.pop(path, None):
-            self._turn_to(draft)
+        elif draft := self._closing.pop(path, None):
+            self._set_open(draft)
             then(draft)
         else:
-            self._read(path, then, refused)
+            self._read(path, then, on_error)
 
     def agree_to_cpu(self, path: Path) -> None:
-        """Remember that the user wants to train a job on the CPU however long it takes."""
+        """Save that the user agreed to train a job on the CPU despite the duration."""
         if path not in self._agreed:
-            self._agreed = (path, *self._agreed)[:_MOST_AGREED]
-            self._list.write(_list_text(self.last, self._elsewhere, self._agreed))
+            self._agreed = (path, *self._agreed)[:_MAX_AGREED]
+            self._list.write(_encode_list(self.last, self._elsewhere, self._agreed))
 
     def agreed_to_cpu(self, path: Path) -> bool:
-        """Return whether the user was asked about a job and wants to train it on the CPU."""
+        """Return whether the user agreed to train a job on the CPU."""
         return path in self._agreed
 
     def shut(self) -> None:
-        """Let go of the open job; what is not on disk yet goes there, or else among our own jobs."""
+        """Close the open job and save its changes; if its file cannot be written, save them as a new job of ours."""
         draft, self._open = self._open, None
         if draft is not None:
             draft.leave()
             self.turned.emit(None)
         if draft is not None and draft.file.unsaved:
-            self._leaving[draft.path] = draft
-            draft.file.settle(lambda error: self._left(draft, error))
+            self._closing[draft.path] = draft
+            draft.file.settle(lambda error: self._on_settled(draft, error))
 
     def create(
-        self, name: str, make: Callable[[str, Path], Mapping[str, Any]], then: Callable[[Path], None], refused: Refused
+        self, name: str, make: Callable[[str, Path], Mapping[str, Any]], then: Callable[[Path], None], on_error: OnError
     ) -> None:
-        """Write a new job of ours and tell its file.
+        """Create a job of ours and call `then` with its file.
 
-        `make` says on a worker what it holds, of a name that no job of ours has (this one, or with a number behind it)
-        and the folder that it will lie in.
+        A worker calls `make` for its values, with a free name (`name`, or with a number added) and the folder that its
+        file will be in.
         """
         names = {entry.name for entry in self.all}
 
@@ -161,53 +163,57 @@ class Jobs:
             free = _free_name(self.folder, name, names)
             return write_new(self.folder, make(free, self.folder / safe_name(free, "job")))
 
-        self._do(work, then, refused)
+        self._run(work, then, on_error)
 
-    def duplicate(self, path: Path, then: Callable[[Path], None], refused: Refused) -> None:
-        """Copy a job among our own under a free name, its relative paths made absolute, and tell its file.
+    def duplicate(self, path: Path, then: Callable[[Path], None], on_error: OnError) -> None:
+        """Copy a job to our folder under a free name, with absolute paths, and call `then` with the new file.
 
-        Of a run's frozen job comes a new job: how that one was made to fit its machine stays behind.
+        A copy of a run's job has no fit and fallbacks, which were chosen for that run's machine, and no runs folder.
         """
-        path, draft = path.absolute(), self._held(path.absolute())
+        path, draft = path.absolute(), self._draft_of(path.absolute())
         values, names = draft.values if draft else None, {entry.name for entry in self.all}
-        self._do(lambda: _copied(self.folder, path, values, names), then, refused)
+        self._run(lambda: _copied(self.folder, path, values, names), then, on_error)
 
-    def trash(self, path: Path, then: Callable[[TrashedJob], None], refused: Refused) -> None:
-        """Take a job off the list: one of ours moves to our trash without its runs, others stay where they lie."""
+    def trash(self, path: Path, then: Callable[[TrashedJob], None], on_error: OnError) -> None:
+        """Remove a job from the list.
+
+        The file of a job of ours moves to our trash, its runs stay; files in other folders stay in place.
+        """
         path = path.absolute()
         shown = self._opened(path)
         if shown:
             self.shut()
 
-        def thrown(lies: Path | None) -> None:
-            self._keep(None if self.last == path else self.last, self._without(path))
-            self._newest = next(self._readings)  # whoever reads the list by now may have found it there
+        def on_moved(moved_to: Path | None) -> None:
+            self._save_list(None if self.last == path else self.last, self._without(path))
+            # Makes `look` ignore reads in progress, which may still contain the job.
+            self._newest_read = next(self._read_numbers)
             self.all = tuple(entry for entry in self.all if entry.path != path)
             self.changed.emit(None)
-            then(TrashedJob(path, lies))
+            then(TrashedJob(path, moved_to))
 
-        def stays(error: ImpastoError) -> None:
+        def on_failed(error: ImpastoError) -> None:
             if shown and self._open is None:
                 self._open = shown
                 self.turned.emit(shown)
-            refused(error)
+            on_error(error)
 
-        def throw() -> None:
-            self._do(lambda: _trash(path) if self._is_ours(path) else None, thrown, stays)
+        def move() -> None:
+            self._run(lambda: _trash(path) if self._is_ours(path) else None, on_moved, on_failed)
 
-        draft = self._leaving.get(path)
-        draft.file.settle(lambda _: throw()) if draft else throw()
+        draft = self._closing.get(path)
+        draft.file.settle(lambda _: move()) if draft else move()
 
-    def bring_back(self, thrown: TrashedJob, then: Callable[[Path], None], refused: Refused) -> None:
+    def bring_back(self, trashed: TrashedJob, then: Callable[[Path], None], on_error: OnError) -> None:
         """Undo `trash`."""
 
-        def back(_: None) -> None:
-            if thrown.lies is None:
-                self._keep(self.last, (thrown.path, *self._without(thrown.path)))
+        def on_restored(_: None) -> None:
+            if trashed.moved_to is None:
+                self._save_list(self.last, (trashed.path, *self._without(trashed.path)))
             self.look()
-            then(thrown.path)
+            then(trashed.path)
 
-        self._do(lambda: _bring_back(thrown), back, refused)
+        self._run(lambda: _restore(trashed), on_restored, on_error)
 
     # --- all jobs
 
@@ -215,39 +221,39 @@ class Jobs:
         """Reload the list on a worker."""
 
         def read() -> tuple[int, tuple[JobEntry, ...]]:
-            number = next(self._readings)
-            return number, _entries(self.folder, self._elsewhere)  # as they are now: it may have waited for its turn
+            number = next(self._read_numbers)
+            return number, _entries(self.folder, self._elsewhere)  # read here: it may have changed since `look`
 
-        def found(came: tuple[int, tuple[JobEntry, ...]]) -> None:
-            number, entries = came
-            if number > self._newest:  # of two workers the one that began earlier may come later
-                self._newest = number
+        def on_listed(result: tuple[int, tuple[JobEntry, ...]]) -> None:
+            number, entries = result
+            if number > self._newest_read:  # a read that started earlier may finish later
+                self._newest_read = number
                 if entries != self.all:
                     self.all = entries
                     self.changed.emit(None)
             if then:
                 then()
 
-        self._tasks.run(read, found, reraise, kept=False)
+        self._tasks.run(read, on_listed, reraise, kept=False)
 
     def close(self) -> None:
         """Write pending changes now, because the app is closing."""
-        drafts = [*filter(None, (self._open,)), *self._leaving.values()]
-        self._open, self._leaving = None, {}
+        drafts = [*filter(None, (self._open,)), *self._closing.values()]
+        self._open, self._closing = None, {}
         for draft in drafts:
             try:
                 draft.close()
             except JobError as error:
-                self._tell_rescued(error, _rescue(self.folder, draft.name, draft.values, draft.path.parent, error))
+                self._report_rescued(error, _rescue(self.folder, draft.name, draft.values, draft.path.parent, error))
         self._list.settle()
         self.closed.emit(None)
 
     # --- internals
 
-    def _do(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused) -> None:
-        self._tasks.run(work, then, handle_only(ImpastoError, refused))
+    def _run(self, work: Callable[[], _Result], then: Callable[[_Result], None], on_error: OnError) -> None:
+        self._tasks.run(work, then, handle_only(ImpastoError, on_error))
 
-    def _read(self, path: Path, then: Callable[[Draft], None], refused: Refused) -> None:
+    def _read(self, path: Path, then: Callable[[Draft], None], on_error: OnError) -> None:
         names = {entry.name for entry in self.all}
 
         def work() -> tuple[Path, Values, str | None]:
@@ -258,30 +264,30 @@ class Jobs:
             real = _copied(self.folder, path, None, names) if _is_frozen(path) else path
             return real, read_values(real), message
 
-        def come(found: tuple[Path, Values, str | None]) -> None:
+        def on_read(found: tuple[Path, Values, str | None]) -> None:
             from app.core.jobs.draft import Draft
 
             real, values, message = found
             if message:
                 self.secured.emit(message)
-            if self._wanted != path:
+            if self._requested != path:
                 return
-            draft = self._opened(real)  # by now, where it was asked for twice
+            draft = self._opened(real)  # opened meanwhile by an earlier call for the same file
             if draft is None:
                 draft = Draft(real, values, self._tasks)
                 draft.secured.connect(self.secured.emit)
                 draft.file.written.connect(lambda _: self.look())
                 draft.file.resolved.connect(self.resolved.emit)
-                self._turn_to(draft)
+                self._set_open(draft)
             then(draft)
 
-        self._do(work, come, refused)
+        self._run(work, on_read, on_error)
 
-    def _turn_to(self, draft: Draft) -> None:
+    def _set_open(self, draft: Draft) -> None:
         """Make this the open job."""
         self.shut()
         self._open, path = draft, draft.path
-        self._keep(path, self._elsewhere if self._is_ours(path) else (path, *self._without(path)))
+        self._save_list(path, self._elsewhere if self._is_ours(path) else (path, *self._without(path)))
         if path not in [entry.path for entry in self.all]:
             self.look()
         self.turned.emit(draft)
@@ -289,22 +295,22 @@ class Jobs:
     def _opened(self, path: Path) -> Draft | None:
         return self._open if self._open and self._open.path == path else None
 
-    def _held(self, path: Path) -> Draft | None:
-        """The draft of a file that the app knows better than the disk does."""
-        return self._opened(path) or self._leaving.get(path)
+    def _draft_of(self, path: Path) -> Draft | None:
+        """Return the open or closing job of a file, whose values may be newer than the disk; else None."""
+        return self._opened(path) or self._closing.get(path)
 
-    def _left(self, draft: Draft, error: JobError | None) -> None:
-        """Nothing of a job that was let go is on its way any more."""
-        if self._leaving.get(draft.path) is not draft:  # it is open again
+    def _on_settled(self, draft: Draft, error: JobError | None) -> None:
+        """Forget a closed job whose last write has ended; on an error, save its values as a new job."""
+        if self._closing.get(draft.path) is not draft:  # it is open again
             return
-        del self._leaving[draft.path]
+        del self._closing[draft.path]
         if error is not None:
             name, values, folder = draft.name, draft.values, draft.path.parent
-            tell = partial(self._tell_rescued, error)
-            self._tasks.run(lambda: _rescue(self.folder, name, values, folder, error), tell, reraise)
+            report = partial(self._report_rescued, error)
+            self._tasks.run(lambda: _rescue(self.folder, name, values, folder, error), report, reraise)
 
-    def _tell_rescued(self, error: JobError, rescued: Path | None) -> None:
-        """Say where changes are kept, instead of what stood against them."""
+    def _report_rescued(self, error: JobError, rescued: Path | None) -> None:
+        """Replace the message of a failed save by one that says where the changes are now."""
         if rescued is not None:
             self.resolved.emit(error)
             self.rescued.emit(rescued)
@@ -313,18 +319,18 @@ class Jobs:
         return path.name == FILE_NAME and path.parent.parent == self.folder.absolute()
 
     def _without(self, path: Path) -> tuple[Path, ...]:
-        return tuple(one for one in self._elsewhere if one != path)
+        return tuple(other for other in self._elsewhere if other != path)
 
-    def _keep(self, last: Path | None, elsewhere: tuple[Path, ...]) -> None:
+    def _save_list(self, last: Path | None, elsewhere: tuple[Path, ...]) -> None:
         if (last, elsewhere) == (self.last, self._elsewhere):
             return
         self.last, self._elsewhere = last, elsewhere
-        self._list.write(_list_text(last, elsewhere, self._agreed))
+        self._list.write(_encode_list(last, elsewhere, self._agreed))
 
 
-def _listed(kept: Any, left_out: list[str]) -> _Kept:
-    elsewhere, agreed = _paths(kept["elsewhere"], left_out), _paths(kept.get("agreed_to_cpu", []), left_out)
-    return Path(kept["last"]) if kept["last"] else None, elsewhere, agreed
+def _decode_list(content: Any, left_out: list[str]) -> _ListContent:
+    elsewhere, agreed = _paths(content["elsewhere"], left_out), _paths(content.get("agreed_to_cpu", []), left_out)
+    return Path(content["last"]) if content["last"] else None, elsewhere, agreed
 
 
 def _paths(texts: Any, left_out: list[str]) -> tuple[Path, ...]:
@@ -334,7 +340,7 @@ def _paths(texts: Any, left_out: list[str]) -> tuple[Path, ...]:
     return tuple(Path(text) for text in texts if isinstance(text, str))
 
 
-def _list_text(last: Path | None, elsewhere: tuple[Path, ...], agreed: tuple[Path, ...]) -> str:
+def _encode_list(last: Path | None, elsewhere: tuple[Path, ...], agreed: tuple[Path, ...]) -> str:
     content = {"last": str(last) if last else "", "elsewhere": [*map(str, elsewhere)]}
     if agreed:
         content["agreed_to_cpu"] = [*map(str, agreed)]
@@ -342,9 +348,9 @@ def _list_text(last: Path | None, elsewhere: tuple[Path, ...], agreed: tuple[Pat
 
 
 def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
-    """Write a new job among ours and return its file; on any thread. Raises JobError.
+    """Write a new job in `folder` and return its file; callable on any thread. Raises JobError.
 
-    Its folder is one that nothing lies in yet, runs of a former job included.
+    It gets a new folder: an existing one may hold runs of an earlier job.
     """
     from app.core.jobs.job_file import to_toml
 
@@ -355,7 +361,7 @@ def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise _failed(place / FILE_NAME, "written", error.strerror or str(error)) from None
+            raise _failed(f"write {place / FILE_NAME}", error.strerror or str(error)) from None
         return place / FILE_NAME
     raise AssertionError("numbers do not end")
 
@@ -366,7 +372,7 @@ def _free_name(folder: Path, name: str, taken: set[str]) -> str:
 
 
 def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: set[str]) -> Path:
-    """Copy the job that a file holds, or that `values` say, into a new one among ours."""
+    """Copy a job file, with `values` instead of its own if given, to a new job in `folder` and return its file."""
     from app.core.jobs.job_file import drop, read_values, with_absolute_paths
 
     copied = with_absolute_paths(read_values(path) if values is None else values, path.parent)
@@ -379,20 +385,20 @@ def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: s
 
 
 def _rescue(folder: Path, name: str, values: Mapping[str, Any], former: Path, error: JobError) -> Path | None:
-    """Write what its own place refused among our jobs; return the file."""
+    """Save values that could not be written to their own file as a new job; return its file, None if that fails too."""
     from app.core.jobs.job_file import with_absolute_paths
 
     try:
         rescued = write_new(folder, {**with_absolute_paths(values, former), "name": name})
     except JobError as fault:
-        _log.error("%s %s", error, fault)  # neither place can be written: nothing is left to be done
+        _log.error("%s %s", error, fault)  # both places failed, so the changes are lost
         return None
-    _log.info("%s; it is kept as %s", error, rescued)
+    _log.info("%s Saved as %s instead.", error, rescued)
     return rescued
 
 
 def _trash(path: Path) -> Path:
-    """Move a job of ours into our trash; return where it lies. Its folder stays where runs lie in it."""
+    """Move a job of ours to our trash and return its new path; its folder is removed if it is empty."""
     trash = path.parent.parent.parent / "trash" / "jobs"
     try:
         long_path(trash).mkdir(parents=True, exist_ok=True)
@@ -400,27 +406,27 @@ def _trash(path: Path) -> Path:
         target = next(each for each in targets if not long_path(each).exists())
         files.replace(path, target)
     except OSError as error:
-        raise _failed(path, "put into the trash", error.strerror or str(error)) from None
-    with suppress(OSError):  # runs lie in it, or what the user put there
+        raise _failed(f"move {path} to the trash", error.strerror or str(error)) from None
+    with suppress(OSError):  # not empty: it holds runs or files of the user
         long_path(path.parent).rmdir()
     return target
 
 
-def _bring_back(thrown: TrashedJob) -> None:
-    if thrown.lies is None:
+def _restore(trashed: TrashedJob) -> None:
+    if trashed.moved_to is None:
         return
     try:
-        if long_path(thrown.path).exists():
-            raise _failed(thrown.path, "brought back", "another job has taken its place")
-        long_path(thrown.path.parent).mkdir(parents=True, exist_ok=True)
-        files.replace(thrown.lies, thrown.path)
+        if long_path(trashed.path).exists():
+            raise _failed(f"restore {trashed.path}", "another job is saved there now")
+        long_path(trashed.path.parent).mkdir(parents=True, exist_ok=True)
+        files.replace(trashed.moved_to, trashed.path)
     except OSError as error:
-        raise _failed(thrown.path, "brought back", error.strerror or str(error)) from None
+        raise _failed(f"restore {trashed.path}", error.strerror or str(error)) from None
 
 
 def _is_frozen(path: Path) -> bool:
-    """Tell whether a job file is that of a run, which nobody may change."""
-    return path.name == FILE_NAME and any(long_path(path.parent / name).exists() for name in _OF_RUNS)
+    """Return whether a job file is the frozen copy in a run's folder, which must not change."""
+    return path.name == FILE_NAME and any(long_path(path.parent / name).exists() for name in _RUN_FILES)
 
 
 def _entries(folder: Path, elsewhere: tuple[Path, ...]) -> tuple[JobEntry, ...]:
@@ -433,9 +439,9 @@ def _entry(path: Path) -> JobEntry:
         changed = long_path(path).stat().st_mtime
         values = read_toml(path, "text")
     except FileNotFoundError:
-        return JobEntry(path, path.parent.name, 0.0, "the file is not there")
+        return JobEntry(path, path.parent.name, 0.0, "the file no longer exists")
     except (OSError, ValueError) as error:
-        return JobEntry(path, path.parent.name, 0.0, f"the file cannot be read: {reason_of(error)}")
+        return JobEntry(path, path.parent.name, 0.0, f"could not read the file: {reason_of(error)}")
     name = values.get("name")
     dataset, base, recipe = (_table(values, key) for key in ("dataset", "base", "recipe"))
     listed = dataset.get("folders")
@@ -452,7 +458,10 @@ def _entry(path: Path) -> JobEntry:
 
 
 def _absolute(folder: str, home: Path) -> Path:
-    """Return a folder that a job file in `home` names, as trainer.config.paths does; that module brings pydantic."""
+    """Return the absolute path of a folder named by a job file in `home`.
+
+    Does the same as `trainer.config.paths.absolute`, without importing pydantic.
+    """
     return Path(os.path.abspath(home / os.path.expanduser(folder)))  # noqa: PTH100, PTH111
 
 
@@ -461,5 +470,5 @@ def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
-def _failed(path: Path, what: str, why: str) -> JobError:
-    return JobError("job.unmoved", f"{path} cannot be {what}: {why}.", "Look at the folder, and try again.")
+def _failed(action: str, reason: str) -> JobError:
+    return JobError("job.unmoved", f"Could not {action}: {reason}.", "Check the folder, then try again.")

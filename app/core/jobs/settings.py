@@ -22,10 +22,15 @@ from trainer.config.paths import base_path_by_form, make_absolute
 from trainer.config.problems import problems
 from trainer.config.schema import KeyDescription, fields
 
-_WHOLE = re.compile(r"[+-]?\d{1,400}")
-_ANY: Values = {"schema": SCHEMA, "name": "job", "base": {"model": "a/base"}, "dataset": {"folders": [{"path": "."}]}}
+_INTEGER = re.compile(r"[+-]?\d{1,400}")
+_FILLERS: Values = {
+    "schema": SCHEMA,
+    "name": "job",
+    "base": {"model": "a/base"},
+    "dataset": {"folders": [{"path": "."}]},
+}
 _FOLDERS = "dataset.folders"
-_MOST_ROUNDS = 5
+_MAX_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class Setting:
     key: str
     """Dotted key; ``*`` is an index in a list."""
     kind: str
-    """Optimizers that have it as an argument; empty for other keys."""
+    """Optimizer that has it as an argument, since each has its own defaults; "" for other keys."""
     values: str
     """Allowed values, as a phrase after "must be"."""
     default: Any
@@ -58,7 +63,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """Return all allowed values if they can be listed; else nothing."""
+        """Return all allowed values; empty if there are numbers, texts or lists among them."""
         if any(part in (int, float, str) or isinstance(part, tuple) for part in self.parts):
             return ()
         return tuple(value for part in self.parts for value in ((True, False) if part is bool else (part,)))
@@ -75,7 +80,7 @@ class Setting:
         return tuple(part for part in self.parts if isinstance(part, str))
 
     def typed(self, text: str) -> Any:
-        """Return typed text as a value; text that fits no type stays text, so that the check reports it."""
+        """Return typed text as a value; text that fits no type stays text, so that `judge` reports it."""
         text = text.strip()
         inner = next((part[1:] for part in self.parts if isinstance(part, tuple)), None)
         if inner and text not in self.words:
@@ -173,7 +178,7 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 def _typed(text: str, parts: tuple[Any, ...]) -> Any:
     if int in parts or float in parts or any(isinstance(part, int) for part in parts):
-        if _WHOLE.fullmatch(text):
+        if _INTEGER.fullmatch(text):
             return int(text)
         if _is_number(text):
             return float(text)
@@ -192,9 +197,9 @@ class Base:
     """Facts about a job's base; initially none."""
 
     stated: str = ""
-    """Base as stated in the job; a different text means a different base."""
+    """Family and base as stated in the job; a different text means a different base."""
     path_on_disk: str = ""
-    """Value of `base.model` if it was found on disk."""
+    """Value of `base.model` if the disk was checked and it is a path; "" otherwise."""
     family: Family | None = None
     zero_terminal_snr: bool = False
 
@@ -217,7 +222,7 @@ class SettingsVerdict:
     effectless: dict[str, str] = field(default_factory=dict)
     """Keys without effect in this combination, set or not, with the reason."""
     doubts: dict[str, str] = field(default_factory=dict)
-    """Keys with valid but unusual values."""
+    """Keys with valid but unusual values, with the reason."""
 
 
 def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
@@ -229,7 +234,7 @@ def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
     except ValidationError as error:
         faults = [*faults, *problems(error, Job)]
     found = tuple(
-        _without_parked(values, [(key, reason) for key, _, reason in (fault.partition(": ") for fault in faults)])
+        _without_placeholder(values, [(key, reason) for key, _, reason in (fault.partition(": ") for fault in faults)])
     )
     sound = job if not found else _sound(data, [key for key, _ in found])
     return SettingsVerdict(
@@ -241,8 +246,11 @@ def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
     )
 
 
-def _without_parked(values: Values, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Say that pictures are missing where the only folder holds the trigger word typed before there were any."""
+def _without_placeholder(values: Values, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Replace the faults of folders by "images are missing" if no folder has a path.
+
+    A folder entry without a path holds a trigger word that was typed before images were added.
+    """
     listed = value_at(values, _FOLDERS)
     if (
         not listed
@@ -255,13 +263,17 @@ def _without_parked(values: Values, found: list[tuple[str, str]]) -> list[tuple[
 
 
 def _sound(data: Values, wrong: list[str]) -> Job | None:
-    """The job without what is wrong in it, so that one bad number does not silence what is said of the others."""
+    """Return the job without its faulty values, so that one bad number does not hide the checks of all others.
+
+    Missing required values are filled in. Dropping a value can cause other faults, so this is repeated a few times.
+    Return None if faults remain.
+    """
     data = copy.deepcopy(data)
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         for key in wrong:
-            # A missing key drops its whole table.
+            # If the key itself is missing, its table cannot be completed, so the whole table is dropped.
             drop(data, key if value_at(data, key) is not None else key.rpartition(".")[0] or key)
-        for key, value in _ANY.items():
+        for key, value in _FILLERS.items():
             data.setdefault(key, copy.deepcopy(value))
         try:
             return Job.model_validate(data)
@@ -271,7 +283,7 @@ def _sound(data: Values, wrong: list[str]) -> Job | None:
 
 
 def _effectless(job: Job, family: Family | None) -> dict[str, str]:
-    """What changes nothing; while the base is not known, only what does so with either."""
+    """Return the keys without effect, with the reason; for an unknown base, only those that hold for both families."""
     families: tuple[Family, ...] = (family,) if family else ("sd15", "sdxl")
     first, *others = (dict(without_effect(job, one)) for one in families)
     return {key: reason for key, reason in first.items() if all(key in other for other in others)}

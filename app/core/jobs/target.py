@@ -1,4 +1,4 @@
-"""Find the settings that open images are judged by: of the job that uses their folder, or of the next new job."""
+"""Find the settings that open images are judged by: those of the job that uses their folders, else the preferences."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:  # imports pydantic and the schema, which would delay the wind
     from app.core.jobs.draft import Draft
 
 KEYS = {"resolution": "recipe.resolution", "tokens": "recipe.token_chunks", "lines": "dataset.lines"}
-"""Job setting of each field of an aim."""
+"""Job key of each field of `JudgingTarget`."""
 
 
 class _TargetSource(NamedTuple):
-    """Where an aim comes from: a job, or the preferences where `job` is empty."""
+    """A judging target and its source: a job, or the preferences if `job` is empty."""
 
     job: str
     aim: JudgingTarget
     native: int | None
-    """Native resolution of the job's base; None if no job sets it."""
+    """Native resolution of the job's base; None without a job."""
 
 
 class TargetTracker:
-    """Follows the open folders and the jobs; belongs to the thread of `tasks`.
+    """Tracker of the judging target for the open folders. Use it only from the thread of `tasks`.
 
-    The job that is open counts if it uses an open folder, else the latest job that does. Where no job uses them, the
-    preferences hold what the next new job starts with.
+    The target comes from the open job if it uses an open folder, else from the job changed last that does, else from
+    the preferences, which then apply to the next new job.
     """
 
     def __init__(self, jobs: Jobs, datasets: Datasets, settings: Settings, tasks: Tasks) -> None:
@@ -45,7 +45,7 @@ class TargetTracker:
         self._jobs, self._datasets, self._settings, self._tasks = jobs, datasets, settings, tasks
         self._draft: Draft | None = None
         self._natives: dict[tuple[Path, str], int] = {}
-        """What a look at the disk found for bases whose family their jobs do not state; those asked for hold SDXL's."""
+        """Native resolutions of bases whose family is not stated, by job folder and base; at first SDXL's."""
         self._stop: Callable[[], None] = lambda: None
         self._source = self._find()
         settings.changed.connect(lambda _: self._follow())
@@ -78,9 +78,9 @@ class TargetTracker:
             self._settings.set_checks(**{name: value})
 
     def for_new_job(self) -> dict[str, int | str]:
-        """Return the settings, by key, that a new job for the open folders states.
+        """Return the settings, by key, that a new job for the open folders should state: those that are not defaults.
 
-        What its base decides is left out: a resolution that is only the native one of the former job's base.
+        A resolution that is the native one of the previous job's base is left out, since the new base may differ.
         """
         aim, native, judging = self._source.aim, self._source.native, self._settings.preferences.judging
         resolution = aim.resolution if native else judging.resolution
@@ -116,21 +116,21 @@ class TargetTracker:
         return next((entry for entry in self._jobs.all if self._uses(entry.folders)), None)
 
     def _uses(self, folders: Iterable[Path]) -> bool:
-        """Return whether any of a job's folders is an open one, is inside one or holds one."""
-        opened = self._datasets.folders
-        return any(one.is_relative_to(root) or root.is_relative_to(one) for one in folders for root in opened)
+        """Return whether any of a job's folders is open, is inside an open folder or contains one."""
+        roots = self._datasets.folders
+        return any(path.is_relative_to(root) or root.is_relative_to(path) for path in folders for root in roots)
 
     def _native(self, entry: JobEntry) -> int:
-        """Return the native resolution of a job's base; a worker looks at the base once, SDXL's counts until then."""
+        """Return the native resolution of a job's base; SDXL's until a worker has identified the base."""
         base = entry.path.parent, entry.base
         if base not in self._natives:
             self._natives[base] = NATIVE_RESOLUTIONS["sdxl"]
 
-            def learn(native: int) -> None:
+            def on_identified(native: int) -> None:
                 self._natives[base] = native
                 self._follow()
 
-            self._tasks.run(lambda: _native_of(*base), learn, reraise, kept=False)
+            self._tasks.run(lambda: _native_of(*base), on_identified, reraise, kept=False)
         return self._natives[base]
 
     def _turn(self, draft: Draft | None) -> None:

@@ -1,1 +1,1 @@
-"""What a LoRA file says of itself, and where in a model it acts how strongly; all of it comes from strangers."""
+"""Inspection of LoRA files: their metadata, which is untrusted, and their strength in each block of the model."""

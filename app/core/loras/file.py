@@ -22,9 +22,9 @@ from trainer.protocol.files import long_path
 from trainer.protocol.reading import UnusableFileError, parse_json
 
 LONGEST_TEXT = 2000
-"""Most characters shown of one value."""
+"""Maximum characters shown of one value."""
 MOST_ROWS = 1000
-"""Most rows shown of a table."""
+"""Maximum rows shown of a table."""
 _LONGEST_JSON = 2 << 20
 _MOST_IMAGES = 4
 _UNSET = ("", "None", "none", "null")

@@ -50,9 +50,9 @@ _ORIGINAL = re.compile(r"_(?P<side>input|output)_blocks_(?P<index>\d{1,2})_")
 _DIFFUSERS = re.compile(
     r"_(?P<side>down|up)_blocks_(?P<level>\d)_(?P<part>resnets|attentions|downsamplers|upsamplers)_(?P<index>\d)"
 )
-_WIDEST = 4096  # largest accepted rank; no real LoRA comes close
-_LARGEST = 16 << 20  # elements of a materialized matrix: 128 MiB in float64
-_NUMBERS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I8": "i1", "U8": "u1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+_MAX_RANK = 4096  # largest accepted rank; no real LoRA comes close
+_MAX_ELEMENTS = 16 << 20  # elements of a materialized matrix: 128 MiB in float64
+_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I8": "i1", "U8": "u1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
 def layers_of(header: Header) -> dict[str, Layer]:
@@ -67,7 +67,7 @@ def layers_of(header: Header) -> dict[str, Layer]:
 
 
 def block_of(layer: str) -> str:
-    """Return the block of a layer, or `OTHER` if its name does not say."""
+    """Return the block of a layer, or `OTHER` if its name does not contain it."""
     name = "_" + layer.replace(".", "_")
     if encoder := _TEXT_ENCODER.match(name, 1):
         return f"TE{encoder['number'] or 1}"
@@ -124,8 +124,8 @@ def read_blocks(
 ) -> list[BlockStrength]:
     """Read a LoRA's tensors and return its blocks in the order of the data flow.
 
-    `alpha` returns the metadata's alpha of a layer that has no alpha tensor. Returns nothing once `wanted` is false.
-    Raises OSError when the file cannot be read to its end.
+    `alpha` returns the metadata's alpha of a layer that has no alpha tensor. Returns an empty list once `wanted` is
+    false. Raises OSError if the file cannot be read completely or its tensors do not fit into memory.
     """
     found: dict[str, list[tuple[Layer, float | None, float | None]]] = {}
     try:
@@ -171,28 +171,28 @@ def _norm(file: IO[bytes], layer: Layer, alpha: float | None) -> float | None:
     rank = rank_of(layer)
     scale = 1.0 if alpha is None or not rank else alpha / rank
     try:
-        with np.errstate(all="ignore"):  # what overflows or is no number shows in the result
+        with np.errstate(all="ignore"):  # overflow and NaN show in the result
             return abs(scale) * _unscaled({role: part for role, part in parts.items() if part is not None})
-    except (ValueError, KeyError):  # matrices that do not belong together, or one that is missing
+    except (ValueError, KeyError):  # shapes that do not match, or a missing matrix
         return None
 
 
 def _unscaled(parts: Mapping[str, Array]) -> float:
     if "up" in parts:
-        return _of_pair(parts["down"], parts["up"], parts.get("mid"))
+        return _pair_norm(parts["down"], parts["up"], parts.get("mid"))
     if "hada_w1_a" in parts:
-        return _of_places(parts) if "hada_t1" in parts else _of_product(parts)
+        return _tucker_loha_norm(parts) if "hada_t1" in parts else _loha_norm(parts)
     if parts.keys() & {"lokr_w1", "lokr_w1_a"}:
-        return math.prod(_of_factor(parts, name) for name in ("lokr_w1", "lokr_w2"))
-    raise KeyError("no form that is known")
+        return math.prod(_factor_norm(parts, name) for name in ("lokr_w1", "lokr_w2"))
+    raise KeyError("unknown form")
 
 
-def _of_pair(down: Array, up: Array, mid: Array | None) -> float:
+def _pair_norm(down: Array, up: Array, mid: Array | None) -> float:
     import numpy as np
 
     below, above = _flat(down), _flat(up)
-    if max(len(below), above.shape[1]) > _WIDEST:
-        raise ValueError("a rank that no LoRA has")
+    if max(len(below), above.shape[1]) > _MAX_RANK:
+        raise ValueError("rank too large")
     inner, outer = below @ below.T, above.T @ above
     if mid is None:
         return _root(np.sum(outer * inner))
@@ -200,20 +200,20 @@ def _of_pair(down: Array, up: Array, mid: Array | None) -> float:
     return _root(np.sum((outer @ core @ inner) * core))
 
 
-def _of_product(parts: Mapping[str, Array]) -> float:
+def _loha_norm(parts: Mapping[str, Array]) -> float:
     import numpy as np
 
-    if len(parts["hada_w1_a"]) * _flat(parts["hada_w1_b"]).shape[1] > _LARGEST:
+    if len(parts["hada_w1_a"]) * _flat(parts["hada_w1_b"]).shape[1] > _MAX_ELEMENTS:
         raise ValueError("larger than any layer")
     one, other = (_flat(parts[f"hada_w{n}_a"]) @ _flat(parts[f"hada_w{n}_b"]) for n in (1, 2))
     return float(np.linalg.norm(one * other))
 
 
-def _of_places(parts: Mapping[str, Array]) -> float:
+def _tucker_loha_norm(parts: Mapping[str, Array]) -> float:
     """Return the norm of a LoHa layer with Tucker cores."""
     import numpy as np
 
-    if parts["hada_w1_a"].shape[1] * parts["hada_w1_b"].shape[1] > _LARGEST:
+    if parts["hada_w1_a"].shape[1] * parts["hada_w1_b"].shape[1] > _MAX_ELEMENTS:
         raise ValueError("larger than any layer")
     cores = [np.moveaxis(_kernel(parts[f"hada_t{n}"]), -1, 0) for n in (1, 2)]
     squares = 0.0
@@ -223,14 +223,14 @@ def _of_places(parts: Mapping[str, Array]) -> float:
     return _root(squares)
 
 
-def _of_factor(parts: Mapping[str, Array], name: str) -> float:
+def _factor_norm(parts: Mapping[str, Array], name: str) -> float:
     import numpy as np
 
     if name in parts:
         return float(np.linalg.norm(_flat(parts[name])))
     core = parts.get("lokr_t2") if name == "lokr_w2" else None
     outer = parts[f"{name}_a"]
-    return _of_pair(parts[f"{name}_b"], outer if core is None else outer.T, core)
+    return _pair_norm(parts[f"{name}_b"], outer if core is None else outer.T, core)
 
 
 def _root(square: Any) -> float:
@@ -252,13 +252,13 @@ def _read(file: IO[bytes], tensor: TensorInfo) -> Array | None:
     """Return a tensor's values in float64, None for number formats that no LoRA uses; raises OSError."""
     import numpy as np
 
-    if tensor.dtype not in _NUMBERS and tensor.dtype not in _WIDENED:
+    if tensor.dtype not in _DTYPES and tensor.dtype not in _DECODERS:
         return None
     file.seek(tensor.start)
     data = file.read(tensor.bytes)
     if len(data) != tensor.bytes:
         raise OSError(None, "the file became shorter while it was read")
-    values = _WIDENED[tensor.dtype](data) if tensor.dtype in _WIDENED else np.frombuffer(data, _NUMBERS[tensor.dtype])
+    values = _DECODERS[tensor.dtype](data) if tensor.dtype in _DECODERS else np.frombuffer(data, _DTYPES[tensor.dtype])
     return values.astype(np.float64).reshape(tensor.shape)
 
 
@@ -288,5 +288,5 @@ def _e4m3(data: bytes) -> NDArray[Any]:
     return found
 
 
-_WIDENED: Mapping[str, Callable[[bytes], NDArray[Any]]] = {"BF16": _bf16, "F8_E5M2": _e5m2, "F8_E4M3": _e4m3}
+_DECODERS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {"BF16": _bf16, "F8_E5M2": _e5m2, "F8_E4M3": _e4m3}
 """Decoders of number formats that numpy does not have."""

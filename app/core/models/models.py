@@ -41,8 +41,8 @@ class ModelChoices:
     """Current choices. Changes are written in the background; `settle` waits for them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._file = DeferredWriter(path or places.home() / "models.json", "the models in use were")
-        self.choices = self._file.load(_choices, Choices(), "no base is remembered", _text)
+        self._file = DeferredWriter(path or places.home() / "models.json", "the model choices")
+        self.choices = self._file.load(_choices, Choices(), "Recent bases and chosen folders were reset.", _text)
 
     @property
     def notice(self) -> str:

@@ -150,7 +150,7 @@ class SavedFilters:
         self.changed: Emitter[None] = Emitter()
         self.file = DurableWriter(path or home() / "filters.json", "saved filters", "filters.unwritable", post)
         nothing: tuple[list[SavedFilter], list[str]] = ([], [])
-        hint = "save your filters again or repair the file and rename it back"
+        hint = "Save your filters again, or repair the file and rename it back."
         self._filters, self._recent = self.file.load(_decode, nothing, hint, _encode)
 
     @property

@@ -69,7 +69,7 @@ def shown(steps: Values, values: Values, first: float, last: float) -> Values:
 
 
 def peaks(steps: Values, values: Values, first: float, last: float, columns: int) -> tuple[Values, Values]:
-    """Return the lowest and highest value of each column between two steps.
+    """Return the lowest and highest value of each column between two steps, as two points each.
 
     Returns all points if there are few.
     """

@@ -38,7 +38,7 @@ class LogChunk:
 
     @property
     def more(self) -> bool:
-        """Return whether more follows than one unfinished line."""
+        """Return whether a full chunk or more follows; less may be only an unfinished line."""
         return self.size - self.end >= CHUNK_BYTES
 
 
@@ -49,19 +49,22 @@ def read_end(log: Path, *, torn: bool, room: int = CHUNK_BYTES) -> LogChunk:
 
 
 def read_before(log: Path, end: int, room: int = CHUNK_BYTES) -> LogChunk:
-    """Return the lines before byte `end`, which must be the end of a line. Raises OSError."""
+    """Return the lines before byte `end`, which must be the end of a line or of the file. Raises OSError."""
     size = _size(log)
     end = min(end, size)
     start = max(0, end - room)
     data = _bytes(log, start, end)
-    if start:  # up to the first line that begins here, unless there is none
+    if start:  # skip the rest of a line that began before, unless the chunk is one line
         cut = data.find(b"\n") + 1
         start, data = (start + cut, data[cut:]) if 0 < cut < len(data) else (start, data)
     return LogChunk(start, end, size, lines_of(data))
 
 
 def read_after(log: Path, start: int, *, torn: bool, room: int = CHUNK_BYTES) -> LogChunk:
-    """Return the finished lines from byte `start` on, which must begin a line. Raises OSError."""
+    """Return the lines from byte `start` on, which must begin a line; an unfinished last line only with `torn`.
+
+    Raises OSError.
+    """
     size = _size(log)
     data = _bytes(log, start, start + room)
     cut = data.rfind(b"\n") + 1
@@ -72,28 +75,28 @@ def read_after(log: Path, start: int, *, torn: bool, room: int = CHUNK_BYTES) ->
 
 
 def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:
-    """Return the start of the next line after byte `start`, or the last before it, with `wanted`; else None.
+    """Return the start of the line with the next `wanted` from byte `start` on; with `back`, the last one before it.
 
-    ASCII letters match in either case. Raises OSError.
+    Returns None if there is none. ASCII letters match in either case. Raises OSError.
     """
-    sought = wanted.encode("utf-8").lower()
+    pattern = wanted.encode("utf-8").lower()
     size = _size(log)
-    if not sought:
+    if not pattern:
         return None
     places = range(start, size, _BLOCK) if not back else range(start - _BLOCK, -_BLOCK, -_BLOCK)
     for place in places:
         low, high = max(0, place), min(size, place + _BLOCK, start if back else size)
         # A match across two blocks is found with the block it begins in.
-        limit = min(start if back else size, high + len(sought) - 1)
+        limit = min(start if back else size, high + len(pattern) - 1)
         data = _bytes(log, low, limit).lower()
-        found = data.rfind(sought) if back else data.find(sought)
+        found = data.rfind(pattern) if back else data.find(pattern)
         if found >= 0:
             return _line_start(log, low + found)
     return None
 
 
 def lines_of(data: bytes) -> tuple[str, ...]:
-    """Return the lines in some bytes, with overwritten text and invisible characters removed."""
+    """Return the lines in some bytes without overwritten text and invisible characters; very long ones are split."""
     text = data.decode("utf-8", "replace")
     lines = [] if not text else text.removesuffix("\n").split("\n")
     return tuple(part for line in lines for part in _folded(_as_shown(line)))
@@ -164,7 +167,7 @@ def without_home(text: str, home: Path) -> str:
     plain = str(home)
     forms = {plain, plain.replace("\\", "/"), plain.replace("\\", "\\\\"), json.dumps(plain)[1:-1]}
     for form in sorted(forms, key=len, reverse=True):
-        if len(form) > 1:  # "/" is nobody's home
+        if len(form) > 1:  # replacing "/" alone would destroy every path
             text = re.sub(re.escape(form) + r"(?![\w-])", "~", text, flags=re.IGNORECASE if os.name == "nt" else 0)
     return text
 

@@ -56,12 +56,12 @@ class Mark:
     step: int
     """Number of completed steps."""
     text: str = ""
-    """Detail: a file or a module."""
+    """Saved file, changed keys of the fit, or module that ran out of memory."""
 
 
 @dataclass
 class Series:
-    """All metrics of one run; an attempt that resumes from a checkpoint replaces what came after it."""
+    """All metrics of one run; values of a resumed attempt replace those after its checkpoint."""
 
     loss: Track = field(default_factory=Track)
     held_out: Track = field(default_factory=Track)
@@ -143,10 +143,10 @@ class Samples:
         """Set the prompts of the job, which may be read after the events or change."""
         self.prompts[: len(prompts)] = prompts
 
-    def take(self, news: Iterable[events.Event]) -> bool:
-        """Process events in order and return whether any changed the samples."""
-        counted = False
-        for event in news:
+    def take(self, new_events: Iterable[events.Event]) -> bool:
+        """Process events in order; return whether any was a sample, a saved LoRA or a validation loss."""
+        is_changed = False
+        for event in new_events:
             match event:
                 case events.Preview():
                     self._draw(event)
@@ -156,8 +156,8 @@ class Samples:
                     self._losses[event.step] = event.loss
                 case _:
                     continue
-            counted = True
-        return counted
+            is_changed = True
+        return is_changed
 
     def at(self, spot: CellIndex) -> LibraryImage | None:
         """Return the sample of a prompt at a step, or None."""

@@ -39,9 +39,9 @@ class RunSummary:
     heartbeat: float = 0.0
     """Unix time of the last status in seconds; whether a run is alive is decided by its lock."""
     started: float = 0.0
-    """Unix time of the latest start in seconds."""
+    """Unix time in seconds when the latest attempt started."""
     attempts: int = 0
-    """Number of starts."""
+    """Number of attempts: the first start and each time it was resumed."""
     problem: str = ""
     """Sentence saying why the folder cannot be read, or ""."""
     missing: Missing | None = None
@@ -51,7 +51,7 @@ class RunSummary:
     status_fault: str = ""
     """Sentence saying why the status cannot be read; such a run counts as interrupted."""
     ending: Ending | None = None
-    """Pending command that ends a running run, from its command files."""
+    """Pause or stop command of a running run that is pending or being carried out."""
 
 
 def summarize(path: Path) -> RunSummary:
@@ -67,7 +67,7 @@ def summarize(path: Path) -> RunSummary:
     except RunError as error:
         return _unreadable(path, full_message(error))
     except OSError as error:
-        return _unreadable(path, f"This run's folder cannot be read: {error.strerror or error}.")
+        return _unreadable(path, f"Could not read this run's folder: {error.strerror or error}.")
     status = run.read_status()
     found = RunSummary(path, path.name, state, started=started, attempts=times, ending=_ending(run, state))
     if status:
@@ -80,7 +80,7 @@ def summarize(path: Path) -> RunSummary:
 
 
 def _ending(run: RunDirectory, state: State) -> Ending | None:
-    """Return the pending command that ends a run; leftovers of a dead engine are ignored."""
+    """Return the unfinished pause or stop command of a run; leftovers of a dead engine are ignored."""
     if state != "running":
         return None
     try:
@@ -90,7 +90,7 @@ def _ending(run: RunDirectory, state: State) -> Ending | None:
 
 
 def _last_step(run: RunDirectory, stated: int) -> int:
-    """Return the last step of the latest start; a killed engine may have done steps after its last status."""
+    """Return the last step of the latest attempt; a killed engine may have done steps after its last status."""
     try:
         size = long_path(run.events).stat().st_size
         lines, _ = read_lines(run.events, max(0, size - _TAIL))
@@ -114,7 +114,7 @@ def _missing(path: Path) -> RunSummary:
     else:
         missing = "unreachable"
         problem = (
-            "This run's folder cannot be reached: its disk is not connected, or its parent folder was moved. "
+            "Could not reach this run's folder: its disk is not connected, or its parent folder was moved. "
             "Connect the disk to see the run again."
         )
     return replace(_unreadable(path, problem), missing=missing)
@@ -136,26 +136,26 @@ class Summaries:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Path, tuple[tuple[int, ...], RunSummary]] = {}
+        self._cache: dict[Path, tuple[tuple[int, ...], RunSummary]] = {}
 
     def of(self, path: Path) -> RunSummary:
         """Return the current summary of a run."""
         stamp = _stamp(path)
-        kept = self._kept.get(path)
-        if kept and stamp and kept[0] == stamp and not _is_held(path):
-            return kept[1]
+        cached = self._cache.get(path)
+        if cached and stamp and cached[0] == stamp and not _is_held(path):
+            return cached[1]
         summary = summarize(path)
         if stamp and summary.state not in LIVE:
-            self._kept[path] = (stamp, summary)
+            self._cache[path] = (stamp, summary)
         return summary
 
     def forget(self, path: Path) -> None:
         """Drop a run from the cache."""
-        self._kept.pop(path, None)
+        self._cache.pop(path, None)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Return the modification times of the files of a summary, or nothing if one cannot be read."""
+    """Return the modification times in ns of the files of a summary; empty if one cannot be read."""
     try:
         return tuple(long_path(path / name).stat().st_mtime_ns for name in ("run.json", "status.json"))
     except OSError:
@@ -166,4 +166,4 @@ def _is_held(path: Path) -> bool:
     try:
         return RunDirectory(path).is_alive()
     except OSError:
-        return True  # to be read again, which finds the words
+        return True  # makes `of` read the run again, which reports the problem

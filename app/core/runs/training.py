@@ -24,7 +24,7 @@ class Training:
     summary: RunSummary
     """Summary of the run; only name and file for a job without a run yet."""
     left: float | None = None
-    """Estimated remaining seconds, if known."""
+    """Estimated remaining seconds; None if unknown."""
     entry: str | None = None
     """Id of its queue entry while it has no run."""
     others: int = 0
@@ -37,7 +37,7 @@ class Training:
 
     @property
     def ending(self) -> Ending | None:
-        """Return the pending command that ends it, or None."""
+        """Return the unfinished pause or stop command, or None."""
         return self.summary.ending
 
     @property
@@ -49,22 +49,22 @@ class Training:
 class NowTraining:
     """Tracks what is training. Use it only from its own thread; call `look` about once per second."""
 
-    def __init__(self, runs: Runs, queue: QueueManager, telling: RunWatcher, orders: RunCommands) -> None:
-        self._runs, self._queue, self._telling, self._orders = runs, queue, telling, orders
+    def __init__(self, runs: Runs, queue: QueueManager, watcher: RunWatcher, orders: RunCommands) -> None:
+        self._runs, self._queue, self._watcher, self._orders = runs, queue, watcher, orders
         self._run: Run | None = None
         self._latest: RunSummary | None = None
-        """Run that was shown last, at its latest start."""
+        """Summary of the run that was shown last."""
         self._stop_listening: Callable[[], None] | None = None
         self.now: Training | None = None
         """Current training; the first of several."""
         self.changed: Emitter[None] = Emitter()
         """Emitted when `now` changes."""
-        telling.changed.connect(lambda _: self._follow())
+        watcher.changed.connect(lambda _: self._follow())
         queue.changed.connect(lambda _: self._follow())
         orders.changed.connect(lambda _: self._follow())
 
     def look(self) -> None:
-        """Read its progress and the answers to its commands."""
+        """Check for answers to commands and read the progress of the shown run."""
         self._orders.look()
         self._follow()
         if self._run:
@@ -78,7 +78,7 @@ class NowTraining:
             self._orders.send(RunDirectory(self.now.summary.path), "pause")
 
     def keep_training(self) -> None:
-        """Withdraw the command that ends the shown training."""
+        """Withdraw the pause or stop command of the shown training."""
         if self.now and self.now.entry:
             self._queue.withdraw(self.now.entry)
         elif self.now:
@@ -89,10 +89,10 @@ class NowTraining:
 
     def _follow(self) -> None:
         """Update `now` from the runs and the queue."""
-        living = sorted(self._telling.alive)
+        living = sorted(self._watcher.alive)
         shown = self._run.directory.path if self._run else None
         self._watch(shown if shown in living else next(iter(living), None))
-        found = self._of_run(len(living) - 1) if self._run else self._of_entry()
+        found = self._from_run(len(living) - 1) if self._run else self._from_entry()
         if found != self.now:
             self.now = found
             self.changed.emit(None)
@@ -105,10 +105,10 @@ class NowTraining:
         self._run = self._runs.open(path) if path else None
         self._stop_listening = self._run.polled.connect(lambda _: self._follow()) if self._run else None
 
-    def _of_run(self, others: int) -> Training | None:
+    def _from_run(self, others: int) -> Training | None:
         run = self._run
         assert run is not None
-        summary = run.summary if run.loaded else self._telling.alive[run.directory.path]
+        summary = run.summary if run.loaded else self._watcher.alive[run.directory.path]
         if summary.state != "running":
             return None
         self._latest = summary
@@ -118,24 +118,24 @@ class NowTraining:
         return Training(summary, None if left is None else float(round(left)), others=others)
 
     def _ending(self, summary: RunSummary) -> Ending | None:
-        """Return the command that ends a run: from its folder, or one still being written."""
+        """Return the pause or stop command of a run: from its folder, or one that is not written there yet."""
         if summary.ending:
             return summary.ending
-        asked = self._orders.ending(RunDirectory(summary.path))
+        requested = self._orders.ending(RunDirectory(summary.path))
         entry = self._entry_of(summary.path)
-        name = asked or (entry.wish if entry else None)
+        name = requested or (entry.wish if entry else None)
         return Ending(name, accepted=False) if name else None
 
-    def _of_entry(self) -> Training | None:
-        """Return a job whose engine is starting."""
-        entry = next(filter(self._begins, self._queue.now.running), None) if self._queue.now.working else None
+    def _from_entry(self) -> Training | None:
+        """Return the first job whose engine is starting, or None."""
+        entry = next(filter(self._is_starting, self._queue.now.running), None) if self._queue.now.working else None
         if entry is None:
             return None
         ending = Ending(entry.wish, accepted=False) if entry.wish else None
         path = entry.run or entry.job or Path(entry.name)
         return Training(RunSummary(path, entry.name, "new", ending=ending), entry=entry.id)
 
-    def _begins(self, entry: Entry) -> bool:
+    def _is_starting(self, entry: Entry) -> bool:
         """Return whether an entry's engine is starting; entries stay "running" briefly after their run ends."""
         latest = self._latest
         return latest is None or entry.run != latest.path or latest.attempts <= entry.attempts

@@ -20,14 +20,14 @@ from trainer.protocol.files import long_path
 from trainer.protocol.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
-_TOLD: frozenset[State] = frozenset({"done", "failed", "interrupted"})
+_REPORTED: frozenset[State] = frozenset({"done", "failed", "interrupted"})
 """End states to report; a user who pauses or stops a run already knows."""
 _TAIL = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Live runs, and ids of queue entries that ran or waited."""
+    """Live runs, and ids of queue entries that are running or waiting."""
 
     runs: frozenset[Path] = frozenset()
     entries: frozenset[str] = frozenset()
@@ -39,14 +39,16 @@ class SeenRuns:
     def __init__(self, tasks: Tasks) -> None:
         self._path = places.home() / "unfinished.json"
         self._writing = ExclusiveTask(tasks)
-        found, notice = load(self._path, _unfinished, Unfinished(), "what ended meanwhile is not reported")
+        found, notice = load(
+            self._path, _unfinished, Unfinished(), "Runs that ended while Impasto was closed are not reported."
+        )
         if notice:
             _log.info("%s", notice)
         self._wanted = self._kept = found
 
     @property
     def kept(self) -> Unfinished:
-        """Return the contents of the file."""
+        """Return the loaded content, or the one last passed to a write."""
         return self._kept
 
     def keep(self, unfinished: Unfinished) -> None:
@@ -62,10 +64,10 @@ class SeenRuns:
             self._write(self._wanted)
 
     def _write(self, unfinished: Unfinished) -> None:
-        kept = {"runs": sorted(map(str, unfinished.runs)), "entries": sorted(unfinished.entries)}
+        content = {"runs": sorted(map(str, unfinished.runs)), "entries": sorted(unfinished.entries)}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_json(self._path, kept, durable=False)
+            files.write_json(self._path, content, durable=False)
         except OSError as error:
             _log.info("could not save the list of unfinished runs: %s", error)
 
@@ -86,7 +88,7 @@ Continuing = Literal["training", "queue"]
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a run that was alive before."""
+    """A run that ended after it was alive, or a job that failed to start."""
 
     summary: RunSummary
     why: str = ""
@@ -108,11 +110,11 @@ class RunWatcher:
         self._living: dict[Path, RunSummary] = {}
         """Summaries of the runs that were seen alive, by path."""
         self._earlier = set(left.runs)
-        """Runs that were alive when the app was last closed and have not been seen alive since."""
+        """Runs from before this session that were not seen alive in it; they ended while the app was closed."""
         self._notified: dict[Path, float] = {}
         """Start times of the attempts whose end was reported, by path."""
         self._pending = set(left.entries)
-        """Queue entries that ran or waited."""
+        """Ids of the queue entries that were running or waiting when the queue was last read."""
         self._queue_seen = False
         self.awaited: set[str] = set()
         """Entries whose failure to start is reported by the caller that waits for them."""
@@ -121,13 +123,13 @@ class RunWatcher:
         self.ended: Emitter[Ended] = Emitter()
         self.resumed: Emitter[Path] = Emitter()
         """Emitted each time a run whose end was reported is seen alive again: it was resumed."""
-        runs.changed.connect(lambda _: self._learn())
-        queue.changed.connect(lambda _: self._learn_queue())
+        runs.changed.connect(lambda _: self._on_runs_changed())
+        queue.changed.connect(lambda _: self._on_queue_changed())
 
     @property
     def watching(self) -> bool:
         """Return whether something runs or is about to; then call `look` every few seconds."""
-        return bool(self._alive) or self._queue_moves
+        return bool(self._alive) or self._is_queue_active
 
     @property
     def alive(self) -> dict[Path, RunSummary]:
@@ -136,15 +138,15 @@ class RunWatcher:
 
     @property
     def goes_on(self) -> Continuing | None:
-        """Return the runs and entries of this session that continue after the app closes."""
-        moves, entries = self._queue_moves, self._queue.entries
-        if self._alive - self._earlier or (moves and any(entry.state == "running" for entry in entries)):
+        """Return what continues after the app closes: training, only the queue, or None."""
+        is_queue_active, entries = self._is_queue_active, self._queue.entries
+        if self._alive - self._earlier or (is_queue_active and any(entry.state == "running" for entry in entries)):
             return "training"
-        return "queue" if moves else None
+        return "queue" if is_queue_active else None
 
     def look(self) -> None:
         """Check whether live runs are still alive and whether the queue started something."""
-        if self._queue_moves:
+        if self._is_queue_active:
             self._queue.look()
         begun = {entry.run for entry in self._queue.entries if entry.state == "running" and entry.run is not None}
         paths = self._alive | begun
@@ -156,11 +158,11 @@ class RunWatcher:
         self._memory.close()
 
     @property
-    def _queue_moves(self) -> bool:
+    def _is_queue_active(self) -> bool:
         now = self._queue.now
         return now.working and any(entry.state in ("running", "waiting") for entry in now.reading.entries)
 
-    def _learn(self) -> None:
+    def _on_runs_changed(self) -> None:
         """Update the live runs, and inspect those that are no longer alive."""
         if not self._runs.looked:
             return
@@ -171,12 +173,12 @@ class RunWatcher:
         self._earlier -= listed
         self._living |= {summary.path: summary for summary in living}
         for summary in living:
-            self._tell_life(summary)
+            self._report_resumed(summary)
         self._changed()
         if ended:
             self.look()
 
-    def _learn_queue(self) -> None:
+    def _on_queue_changed(self) -> None:
         """Report ended queue entries: a run may start and end between two looks, or never start."""
         if self._queue.now.problem:
             return
@@ -202,20 +204,23 @@ class RunWatcher:
                 self._alive.add(path)
                 self._earlier.discard(path)
                 self._living[path] = one.summary
-                self._tell_life(one.summary)
+                self._report_resumed(one.summary)
             elif path in self._alive:
                 if one.summary.state == "interrupted":
                     if self._queue.is_finishing(one.summary):
                         continue  # its entry will report the reason
                     one = replace(one, why=self._queue.failure_of(one.summary))
                 self._alive.remove(path)
-                if (one.summary.state in _TOLD or one.why) and self._notified.get(path) != one.summary.started:
+                if (one.summary.state in _REPORTED or one.why) and self._notified.get(path) != one.summary.started:
                     self._notified[path] = one.summary.started
                     self.ended.emit(replace(one, earlier=path in self._earlier))
         self._changed()
 
-    def _tell_life(self, living: RunSummary) -> None:
-        """Report a run that started again after its end was reported; an outdated list can still show it alive."""
+    def _report_resumed(self, living: RunSummary) -> None:
+        """Emit `resumed` if this start is later than the one whose end was reported.
+
+        Start times are compared because an outdated list can still show the ended attempt as alive.
+        """
         if living.started > self._notified.get(living.path, living.started):
             self.resumed.emit(living.path)
 
@@ -225,7 +230,7 @@ class RunWatcher:
 
 
 def _seen(path: Path) -> Ended:
-    """Return the summary of a run. Call it on a worker."""
+    """Return the summary of a run, with the error if it failed or paused. Call it on a worker."""
     summary = summarize(path)
     return Ended(summary, _why(RunDirectory(path)) if summary.state in ("failed", "paused") else "")
 

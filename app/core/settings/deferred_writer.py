@@ -28,8 +28,8 @@ def load(
     """Return the content of a stored file and a message about what was wrong with it.
 
     The message is empty for a valid or missing file. A file that cannot be used, as a whole or in part, is renamed to
-    NAME.damaged.json so that the next write does not destroy it. `lost` ends the message for a file that is of no use
-    at all. `read` parses the file, by default as JSON.
+    NAME.damaged.json so that the next write does not destroy it. `lost` is a sentence that says what an unreadable file
+    means for the user. `read` parses the file, by default as JSON.
     """
     left_out: list[str] = []
     try:
@@ -38,7 +38,7 @@ def load(
     except FileNotFoundError:
         return default, ""
     except (OSError, UnusableFileError) as error:
-        return default, f"Could not read {path.name}: {reason_of(error)}, so {lost}. {_rename_damaged(path)}"
+        return default, f"Could not read {path.name}: {reason_of(error)}. {lost} {_rename_damaged(path)}"
     if not left_out:
         return found, ""
     names = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
@@ -62,7 +62,8 @@ _log = logging.getLogger(__name__)
 class DeferredWriter:
     """Writer of one file on its own thread, which lives while there is something to write, so no slow disk blocks.
 
-    Of several texts passed during a write, only the latest is written. Failures are logged as "`what` not saved".
+    Of several texts passed during a write, only the latest is written. Failures are logged; `what` names the content
+    there ("the recent folders").
     With `durable`, written text survives a power loss.
     """
 
@@ -124,7 +125,7 @@ class DeferredWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.write_text(self.path, text, durable=self._durable)
         except OSError as fault:
-            _log.info("%s not saved: %s", self._what, fault)
+            _log.info("could not save %s: %s", self._what, fault)
             self._unsaved = text
             return fault
         self._unsaved = None
@@ -145,7 +146,7 @@ class DurableWriter(DeferredWriter):
     """
 
     def __init__(self, path: Path, what: str, code: str, post: Post) -> None:
-        super().__init__(path, f"the {what} were", durable=True)
+        super().__init__(path, f"the {what}", durable=True)
         self.post = post
         self.failed: Emitter[ImpastoError] = Emitter()
         """Emitted when the content could not be saved; it stays in use until the app closes."""

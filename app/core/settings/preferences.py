@@ -145,7 +145,7 @@ class Settings:
         self.change(self.preferences.model_copy(update={"judging": judging}))
 
     def _read(self) -> Preferences:
-        lost = "all preferences have their defaults"
+        lost = "All preferences have their defaults."
         return self.file.load(_preferences, Preferences(), lost, to_toml, lambda path: read_toml(path, "settings"))
 
 

@@ -39,7 +39,7 @@ class RecentFolders:
         """Recent folders, newest first; missing ones stay, since a drive may return."""
         self.absent: dict[Path, OpenFailure] = {}
         """Folders that could not be opened at the last check, with the reason."""
-        self._file = DeferredWriter(path or places.home() / "folders.json", "the recent folders were")
+        self._file = DeferredWriter(path or places.home() / "folders.json", "the recent folders")
         self._open: tuple[Path, ...] = ()
         self._tasks = Tasks(post)
         self._checks: dict[Path, ExclusiveTask] = {}
@@ -116,7 +116,7 @@ class RecentFolders:
 
     def _read(self) -> None:
         nothing: tuple[tuple[Path, ...], tuple[Path, ...]] = ((), ())
-        lost = "no folders were reopened"
+        lost = "No folders were reopened."
         self.folders, self._open = self._file.load(_folders, nothing, lost, lambda both: _text(*both))
 
 
@@ -159,7 +159,7 @@ def window_state_file() -> Path:
 def read_window_state() -> tuple[dict[str, str], str]:
     """Return the stored texts by name, and a message about what was wrong with the file, as `load` does."""
     nothing: dict[str, str] = {}
-    return load(window_state_file(), _texts, nothing, "the window has its default size and layout")
+    return load(window_state_file(), _texts, nothing, "The window has its default size and layout.")
 
 
 def _texts(found: Any, _: list[str]) -> dict[str, str]:
@@ -172,7 +172,7 @@ def write_window_state(state: dict[str, str]) -> None:
         window_state_file().parent.mkdir(parents=True, exist_ok=True)
         files.write_json(window_state_file(), state, durable=False)
     except OSError as error:
-        _log.info("state of the window not saved: %s", error)
+        _log.info("could not save the state of the window: %s", error)
 
 
 def is_first_start() -> bool:

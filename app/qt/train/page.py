@@ -342,14 +342,14 @@ class TrainPage(Page):
         if unopened:
             self.resolved.emit(unopened)
 
-    def _on_trashed(self, name: str, thrown: TrashedJob) -> None:
+    def _on_trashed(self, name: str, job: TrashedJob) -> None:
         """Show the next job and offer to restore the one in the trash."""
-        if self.draft is not None and self.draft.path == thrown.path:  # otherwise another job has been opened
+        if self.draft is not None and self.draft.path == job.path:  # otherwise another job has been opened
             self._show(None)
         if self.session.jobs.all:
             self._show_first()
-        words = self.tr("Moved “{name}” to the trash.") if thrown.lies else self.tr("Removed “{name}” from the list.")
-        restore = partial(self.session.jobs.bring_back, thrown, *self._callbacks(self.show_job))
+        words = self.tr("Moved “{name}” to the trash.") if job.moved_to else self.tr("Removed “{name}” from the list.")
+        restore = partial(self.session.jobs.bring_back, job, *self._callbacks(self.show_job))
         self.notified.emit(words.format(name=name), "info", (self.tr("Restore"), restore))
 
     def _report_hidden_images(self) -> None:

@@ -395,7 +395,7 @@ def test_a_job_whose_file_cannot_be_written_is_not_started(
     monkeypatch.setattr(job_file, "_replace", refuse)
     page.sheet.essentials.base.chosen.emit("owner/name")
     page.start()
-    qtbot.waitUntil(lambda: any("cannot be written" in told for told in window.notices.sentences()))
+    qtbot.waitUntil(lambda: any("Could not save" in sentence for sentence in window.notices.sentences()))
     qtbot.waitUntil(page.can_start)
     assert session.queue.entries == () and session.queue.queue.read().entries == ()
     monkeypatch.undo()

@@ -256,13 +256,13 @@ def test_what_somebody_else_wrote_is_kept_before_it_is_written_over(desk, tasks,
 
 def test_another_programs_change_is_taken_over_and_undo_brings_ours_back(desk, tasks, file):
     draft = opened(file, tasks)
-    told: list[None] = []
-    draft.taken_over.connect(told.append)
+    reported: list[None] = []
+    draft.taken_over.connect(reported.append)
     draft.set("recipe.rank", 9)
     settled(desk, draft)
     file.write_text(BARE.replace("rank = 8", "rank = 99"), encoding="utf-8")
     draft.look()
-    desk.until(lambda: bool(told))
+    desk.until(lambda: bool(reported))
     assert draft.get("recipe.rank") == 99
     draft.undo()
     assert settled(desk, draft)["recipe"]["rank"] == 9
@@ -280,41 +280,41 @@ def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, ta
         draft.look()
         desk.until(lambda turn=turn: len(read) == turn)
     assert [error.code for error in errors] == ["job.toml"] and draft.get("recipe.rank") == 8
-    mended: list[JobError] = []
-    draft.file.resolved.connect(mended.append)
+    resolved: list[JobError] = []
+    draft.file.resolved.connect(resolved.append)
     file.write_text(BARE, encoding="utf-8")
     draft.look()
     desk.until(lambda: len(read) == 3)
-    assert mended == errors
+    assert resolved == errors
     file.write_text("rank = = 3", encoding="utf-8")
     draft.look()
     desk.until(lambda: len(errors) == 2)  # it is broken anew
     draft.set("recipe.rank", 9)
     settled(desk, draft)
-    assert mended == errors  # ours lies there, and the broken one beside it
+    assert resolved == errors  # ours lies there, and the broken one beside it
 
 
 def test_another_reason_why_a_job_cannot_be_written_takes_the_place_of_the_former(desk, tasks, file, monkeypatch):
     draft = opened(file, tasks)
-    told: list[JobError] = []
-    mended: list[JobError] = []
-    draft.file.failed.connect(told.append)
-    draft.file.resolved.connect(mended.append)
+    reported: list[JobError] = []
+    resolved: list[JobError] = []
+    draft.file.failed.connect(reported.append)
+    draft.file.resolved.connect(resolved.append)
     with monkeypatch.context() as patch:
         refuse_writing(file.parent, patch)
         draft.set("recipe.rank", 77)
-        desk.until(lambda: len(told) == 1)
-        assert draft.file.fault is told[0] and mended == []
+        desk.until(lambda: len(reported) == 1)
+        assert draft.file.fault is reported[0] and resolved == []
         refuse_writing(file.parent, patch, errno.ENOSPC)
         draft.look()
-        desk.until(lambda: len(told) == 2)
-        assert "the disk is full" in told[1].sentence and mended == told[:1]
+        desk.until(lambda: len(reported) == 2)
+        assert "the disk is full" in reported[1].sentence and resolved == reported[:1]
         draft.look()
         desk.until(lambda: draft.file._writing is None)
-        assert len(told) == 2
+        assert len(reported) == 2
     draft.look()
     settled(desk, draft)
-    assert mended == told and draft.file.fault is None
+    assert resolved == reported and draft.file.fault is None
 
 
 def test_every_setting_of_the_schema_can_be_typed_and_its_default_is_right(tasks, file):

@@ -1,4 +1,4 @@
-"""The list of jobs: opened, duplicated, thrown away, let go; what cannot be read or written is told and kept."""
+"""Test the list of jobs: opening, duplicating, trashing and closing jobs, and errors of reading and writing."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def done(desk: Desk, ask: Callable[..., None], *what: Any) -> Any:
 def test_what_cannot_be_opened_is_told_and_left_as_it_is(desk, jobs, file, text, code):
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     before = file.read_bytes()
-    with pytest.raises(JobError) as told:
+    with pytest.raises(JobError) as reported:
         done(desk, jobs.open, file)
-    assert told.value.code == code and file.read_bytes() == before and jobs.last is None
+    assert reported.value.code == code and file.read_bytes() == before and jobs.last is None
 
 
 def new(name: str, folder: Path) -> Values:
@@ -74,11 +74,11 @@ def test_a_place_that_cannot_be_written_keeps_the_changes_and_at_the_end_they_ar
     draft.set("recipe.rank", 77)
     desk.until(lambda: bool(errors))
     assert errors[0].code == "job.unwritable" and draft.get("recipe.rank") == 77 and draft.file.unsaved
-    told: list[Path] = []
-    jobs.rescued.connect(told.append)
+    reported: list[Path] = []
+    jobs.rescued.connect(reported.append)
     jobs.close()
     (rescued,) = (tmp_path / "jobs").glob("*/job.toml")
-    assert told == [rescued]
+    assert reported == [rescued]
     assert on_disk(rescued)["recipe"]["rank"] == 77
     assert on_disk(rescued)["dataset"]["folders"][0]["path"] == str(file.parent / "pictures of cats")
     assert file.read_text(encoding="utf-8") == BARE
@@ -99,10 +99,10 @@ def test_jobs_are_listed_duplicated_thrown_away_and_brought_back(desk, jobs, fil
     desk.until(lambda: on_disk(path).get("recipe") == {"rank": 5})  # the one that was open goes there behind the next
     (path.parent / "runs").mkdir()
     thrown = done(desk, jobs.trash, path)
-    assert not path.exists() and (path.parent / "runs").is_dir() and thrown.lies is not None
+    assert not path.exists() and (path.parent / "runs").is_dir() and thrown.moved_to is not None
     done(desk, jobs.bring_back, thrown)
     assert on_disk(path)["recipe"]["rank"] == 5
-    assert done(desk, jobs.trash, file).lies is None and file.exists()  # one of others' is only taken off the list
+    assert done(desk, jobs.trash, file).moved_to is None and file.exists()  # one of others' is only taken off the list
     assert file not in [entry.path for entry in jobs.all]
 
 
@@ -164,16 +164,16 @@ def test_the_last_of_several_that_are_asked_for_is_opened_and_none_is_read_by_th
 
 def test_what_is_told_of_a_broken_file_is_over_when_another_job_is_opened(desk, jobs, file):
     draft = done(desk, jobs.open, file)
-    told: list[JobError] = []
-    mended: list[JobError] = []
-    draft.file.failed.connect(told.append)
-    jobs.resolved.connect(mended.append)
+    reported: list[JobError] = []
+    resolved: list[JobError] = []
+    draft.file.failed.connect(reported.append)
+    jobs.resolved.connect(resolved.append)
     file.write_text("rank = = 3", encoding="utf-8")
     draft.look()
-    desk.until(lambda: bool(told))
+    desk.until(lambda: bool(reported))
     other = done(desk, jobs.create, "other", new)
     done(desk, jobs.open, other)
-    assert mended == told
+    assert resolved == reported
     assert file.read_text(encoding="utf-8") == "rank = = 3"
 
 
@@ -183,12 +183,12 @@ def test_a_job_that_is_let_go_is_written_and_one_that_comes_back_meanwhile_is_as
     draft.set("recipe.rank", 77)
     draft.set("recipe.rank", 78)  # waits for the first to be written
     jobs.shut()
-    assert jobs._leaving
+    assert jobs._closing
     again: list[Draft] = []
     jobs.open(file, again.append, again.append)  # type: ignore[arg-type]
     assert again == [draft]  # what it holds is newer than the disk
     done(desk, jobs.open, other)
-    desk.until(lambda: not jobs._leaving)
+    desk.until(lambda: not jobs._closing)
     assert on_disk(file)["recipe"]["rank"] == 78
 
 
@@ -196,18 +196,18 @@ def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, 
     other = done(desk, jobs.create, "other", new)
     draft = done(desk, jobs.open, file)
     refuse_writing(file.parent, monkeypatch)
-    told: list[Path] = []
-    jobs.rescued.connect(told.append)
+    reported: list[Path] = []
+    jobs.rescued.connect(reported.append)
     errors: list[JobError] = []
-    mended: list[JobError] = []
+    resolved: list[JobError] = []
     draft.file.failed.connect(errors.append)
-    jobs.resolved.connect(mended.append)
+    jobs.resolved.connect(resolved.append)
     draft.set("recipe.rank", 79)
     done(desk, jobs.open, other)
-    desk.until(lambda: bool(told))
-    assert mended == errors[-1:]  # it says that the changes are still in the form
-    assert on_disk(told[0])["recipe"]["rank"] == 79 and told[0].parent.parent == jobs.folder
-    assert not jobs._leaving
+    desk.until(lambda: bool(reported))
+    assert resolved == errors[-1:]  # it says that the changes are still in the form
+    assert on_disk(reported[0])["recipe"]["rank"] == 79 and reported[0].parent.parent == jobs.folder
+    assert not jobs._closing
 
 
 def test_a_look_that_waited_for_its_turn_does_not_show_a_job_that_was_thrown_away_meanwhile(desk, jobs, tasks, file):

@@ -150,7 +150,7 @@ def test_loha_and_lokr_with_tucker_cores_are_counted(tmp_path):
 def test_every_number_of_eight_bits_is_read_as_torch_reads_it(name, dtype):
     codes = bytes(range(256))
     expected = torch.frombuffer(bytearray(codes), dtype=torch.uint8).view(dtype).double().numpy()
-    np.testing.assert_array_equal(strength._WIDENED[name](codes).astype(np.float64), expected)
+    np.testing.assert_array_equal(strength._DECODERS[name](codes).astype(np.float64), expected)
 
 
 def test_an_adapter_of_eight_bits_has_a_strength(tmp_path):

@@ -208,7 +208,7 @@ def test_a_newer_version_s_events_and_job_are_told_in_words(tmp_path, desk):
         (lambda run: run.run.write_text("[]", encoding="utf-8"), "Could not read the run's history"),
         (lambda run: run.run.unlink(), "no longer a run"),
         (lambda run: run.path.rename(run.path.with_name("elsewhere")), "moved, renamed or deleted"),
-        (lambda run: shutil.rmtree(run.path.parent), "cannot be reached"),
+        (lambda run: shutil.rmtree(run.path.parent), "Could not reach"),
     ],
 )
 def test_a_folder_that_is_damaged_or_gone_has_words(tmp_path, desk, harm, words):
