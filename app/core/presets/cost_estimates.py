@@ -59,7 +59,7 @@ class CostEstimates:
         self._next()
 
     def stop(self) -> None:
-        """Stop the planner; the next `want` starts it again."""
+        """Stop the planner; the next `request` starts it again."""
         self._wanted, self._requested = [], None
         self._served.stop()
 

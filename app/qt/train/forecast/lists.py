@@ -55,7 +55,7 @@ class PlanRow(NamedTuple):
 class PlanTable(QWidget):
     """Table of plans; emits `reserved` with the keys and the title of the plan that the user applies."""
 
-    reserved = Signal(object, str)
+    applied = Signal(object, str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -129,7 +129,7 @@ class PlanTable(QWidget):
         button.setAccessibleName(self.tr("Use this plan: {plan}").format(plan=row.title))
         keys = ", ".join(f"{key} = {toml_value(value)}" for key, value in row.keys.items())
         button.setToolTip(self.tr("Writes into the job: {keys}").format(keys=keys))
-        button.clicked.connect(lambda: self.reserved.emit(row.keys, row.title))
+        button.clicked.connect(lambda: self.applied.emit(row.keys, row.title))
         return button
 
 

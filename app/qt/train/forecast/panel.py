@@ -479,7 +479,7 @@ class ForecastPanel(QWidget):
         self._looks.timeout.connect(self.forecaster.read_gpus)
         self.chooser.chosen.connect(lambda _: self._choose())
         self.timeline.pointed.connect(self._show_marker)
-        self.plans.reserved.connect(self._take)
+        self.plans.applied.connect(self._take)
         self.again.clicked.connect(self.plan_again)
         self.checks.wanted.connect(self.wanted)
         ends = [

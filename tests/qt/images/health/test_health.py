@@ -90,8 +90,6 @@ def test_where_pictures_could_not_be_looked_at_a_click_tries_again(qtbot, sessio
 def test_a_click_on_a_problem_shows_its_pictures(qtbot, session, panel):
     findings = session.health.current_findings
     assert panel.problems.text() == f"Problems ({sum(one.severity != 'info' for one in findings)})"
-        panel.problems.text() == f"Problems ({sum(one.severity != 'info' for one in session.health.current_findings)})"
-    )
     choose(qtbot, panel, "caption.missing")
     assert shown(session) == ["c.png"]
     assert session.filtering.text == "problem:caption.missing"
