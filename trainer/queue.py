@@ -268,10 +268,10 @@ OnRunFolder = Callable[[Path], None]
 
 
 def run_entry(name: str, work: Callable[[OnRunFolder], int]) -> int:
-    """Run an entry of the user's queue by calling `work`, record its progress and end, and return the exit code.
+    """Run an entry of the user's queue by calling `work`, record how it ends, and return the exit code.
 
-    The locks of the entry and its lane are held meanwhile, so that other processes see that it is alive even if the
-    worker that started it is gone. Raises RunError if another engine runs the entry, and whatever `work` raises.
+    The locks of the entry and its device are held until then, so that other processes see that the engine is alive
+    even if its worker is gone. Raises RunError if another engine runs the entry, and whatever `work` raises.
     """
     queue = Queue()
     with queue.engine(name):

@@ -211,8 +211,8 @@ def _too_large(path: Path, most: int) -> UnusableFileError:
 def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -> Any:
     """Return the value of a JSON text; raises UnusableFileError, which names `source`.
 
-    Besides invalid syntax, these are refused: encodings other than UTF-8, nesting deeper than DEEPEST, NaN and infinity
-    in any form (such as 1e400), and integers over 64 bits. With `finite` false, NaN and infinity are accepted, because
+    Also refuses encodings other than UTF-8, nesting deeper than DEEPEST, NaN and infinity in any form (such as 1e400),
+    and integers over 64 bits. With `finite` false, NaN and infinity are accepted, because
     the state of an optimizer may contain them.
     """
     if isinstance(text, bytes):

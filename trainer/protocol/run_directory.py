@@ -142,8 +142,8 @@ class RunDirectory:
     def begin_attempt(self, facts: Mapping[str, object]) -> int:
         """Add an attempt to run.json and return its number, from 1; call it while holding the run.
 
-        `facts` are JSON values such as versions, device and threads. It also cleans up what a killed attempt left: a
-        partial event line, temporary files, unread commands.
+        `facts` are JSON values such as versions, device and threads. Also cleans up after a killed attempt: a
+        partial event line, temporary files and unread commands.
         """
         cut_torn_line(self.events)
         for folder in (self.path, self.checkpoints, self.samples, self.output):
