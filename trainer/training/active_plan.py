@@ -1,4 +1,4 @@
-"""The plan in force: the fit of the frozen job, and the fallback steps that the run has applied to it."""
+"""The plan in force: the frozen job's fit settings and the fallback steps applied to them so far."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class AppliedFallback:
 
 @dataclass(slots=True)
 class ActivePlan:
-    """The fit that a run began with, its fallback steps (the fallbacks), and those applied so far."""
+    """The fit settings that a run began with, its fallback steps, and those applied so far."""
 
     frozen: FitConfig
     fallbacks: tuple[FallbackStep, ...]
     applied: list[AppliedFallback] = field(default_factory=list)
-    """Applied fallback steps by optimizer step; the list is replaced, never modified, so earlier copies stay valid."""
+    """Applied fallback steps, ordered by optimizer step; the list is replaced, never modified, so copies stay valid."""
 
     saved: list[AppliedFallback] = field(default_factory=list)
     """Applied fallback steps in the checkpoint that the attempt began with."""
@@ -62,7 +62,7 @@ class ActivePlan:
         return cls(job.fit, job.fallbacks)
 
     def at(self, step: int) -> FitConfig:
-        """Return the fit in force at optimizer step ``step`` (from 0); a replayed step gets the fit it had."""
+        """Return the fit settings in force at optimizer step ``step`` (from 0), also when it is replayed."""
         fit = self.frozen
         for taken in self.applied:
             if taken.step <= step:
@@ -72,8 +72,8 @@ class ActivePlan:
     def step_down(self, step: int, phase: ForecastPhase) -> tuple[AppliedFallback, Mapping[str, Any]] | None:
         """Apply the next fallback step that helps ``phase``, from ``step`` on; return it and its changes.
 
-        During a replay it may be one that was first applied at a later step; it then applies from here. Returns None if
-        no fallback step is left.
+        During a replay this may be a fallback step that was first applied at a later step; it then applies from
+        ``step`` on. Returns None if no fallback step is left.
         """
         fit = self.at(step)
         past = {taken.number for taken in self.applied if taken.step <= step}
@@ -87,10 +87,10 @@ class ActivePlan:
         return None
 
     def forbidden(self, step: int, phase: ForecastPhase) -> dict[str, Any]:
-        """Return the changes that would help ``phase`` at ``step`` but that keys set by the user prevent.
+        """Return the changes that would help ``phase`` at ``step`` but are prevented by keys that the user set.
 
-        Holds the smallest change of each key, and only keys that a resume may change in the run's job: a base in fewer
-        bits needs a new run.
+        Contains the smallest change of each key, and only keys that may be changed in the run's job before a resume; a
+        base in fewer bits needs a new run.
         """
         fit, helps = self.at(step).replaced(allow_quantized=False), HELPFUL_KEYS.get(phase, frozenset())
         changes: dict[str, Any] = {}
@@ -101,7 +101,7 @@ class ActivePlan:
         return changes
 
     def state(self) -> list[dict[str, object]]:
-        """Return the applied fallback steps as a checkpoint stores them."""
+        """Return the applied fallback steps in the form stored in checkpoints."""
         return [
             {"step": taken.step, "number": taken.number, "rung": taken.fallback.model_dump(mode="json")}
             for taken in self.applied
@@ -118,7 +118,7 @@ class ActivePlan:
 
 
 def changes_of(fit: FitConfig, fallback: FallbackStep) -> dict[str, Any]:
-    """Return the keys and values that ``fallback`` changes in ``fit``, without those that need more memory."""
+    """Return the keys and values that ``fallback`` changes in ``fit``, except those that would not save memory."""
     changes = {name: value for name, value in fallback if name != "exact" and value is not None}
     return {name: value for name, value in changes.items() if _needs_less(fit, name, value)}
 
@@ -141,12 +141,10 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
 
 
 def implied_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
-    """Yield the fallback steps of a fit that has no plan.
+    """Yield the fallback steps for fit settings that no plan chose.
 
-    Exact ones come first, then halved micro-batches, then a quantized base.
-
-    Those of encoding come last; only encoding uses them. Keys that the user has ``written`` do not change
-    (docs/decisions/0008).
+    Exact steps come first, then halved micro-batches, then a quantized base, then the steps that only encoding uses.
+    Keys that the user has ``written`` are never changed (docs/decisions/0008).
     """
     if written.vae_tiling is None:
         yield FallbackStep(exact=True, vae_tiling=True)
@@ -165,10 +163,10 @@ def implied_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackSt
 
 
 def encoding_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
-    """Yield the fallback steps of encoding.
+    """Yield the fallback steps for encoding.
 
-    Images are encoded in bf16, then in tiles, which changes them more; captions one at a time. bf16 is offered only if
-    the base uses it too, because the GPU is then known to support it.
+    Images are encoded in bf16, then also in tiles, which changes the latents more; captions are encoded one at a time.
+    bf16 is offered only if the base uses it too, because the GPU is then known to support it.
     """
     if fit.dtype == "bf16" and fit.vae_dtype != "bf16" and written.vae_dtype is None:
         yield FallbackStep(exact=False, vae_dtype="bf16")

@@ -42,7 +42,7 @@ class RunParts:
 
 
 def build_parts(job: Job, images: Sequence[ImageRecord], source: BaseSource, cache_folder: Path) -> RunParts:
-    """Return the base, cache and batches of a run; loads no weights."""
+    """Return the base, cache and batches of a run without loading any weights."""
     device = torch.device(job.fit.device or "cpu")
     live = trains_text_encoder(job)
     cache = Cache(cache_folder, source, job, device)
@@ -51,10 +51,10 @@ def build_parts(job: Job, images: Sequence[ImageRecord], source: BaseSource, cac
 
 
 def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fresh: bool) -> Engine:
-    """Load the base, attach the adapter and build the optimizer, at step 0.
+    """Load the base, attach the adapter, build the optimizer, and return the engine at step 0.
 
-    With ``fresh`` the adapter gets the weights that a run starts from. Without it a checkpoint is restored next, so
-    the LoRA that the run continued at its start is not read again.
+    With ``fresh`` the adapter gets the weights that the run starts from. Otherwise the caller restores a checkpoint
+    next, so a LoRA that the run started from is not read again.
     """
     source, device = parts.source, parts.device
     dtype = DTYPES[job.fit.dtype or "fp32"]
@@ -73,7 +73,7 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
 def assemble_engine(
     job: Job, parts: RunParts, segments: Sequence[Segment], models: StepModels, adapter: Adapter
 ) -> Engine:
-    """Return an engine at step 0 for ``models``, whose adapter is attached."""
+    """Return an engine at step 0 for ``models`` that have the adapter attached."""
     choice, dropouts = job.fit.gradient_checkpointing or "none", job.recipe.has_dropouts
     set_checkpointing(models.unet, models.text_encoders, choice, dropouts=dropouts)
     masters = MasterWeights(adapter.parameters)
@@ -102,7 +102,7 @@ def attach_adapter(
     *,
     fresh: bool,
 ) -> tuple[Adapter, dict[str, Tensor]]:
-    """Return the attached adapter and its initial fp32 weights, new or those of the continued LoRA."""
+    """Attach an adapter; return it and its initial fp32 weights, which are new or from the LoRA to continue."""
 
     def stream(name: str) -> np.random.Generator:
         return generator(job.recipe.seed, "adapter", sample=name)
@@ -118,7 +118,7 @@ def attach_adapter(
 def parameter_groups(
     job: Job, adapter: Adapter, masters: MasterWeights
 ) -> dict[str, tuple[float, list[torch.nn.Parameter]]]:
-    """Return the optimizer's parameter groups: learning rate and master weights of each trained part."""
+    """Return the optimizer's parameter groups: each trained part's learning rate and master weights."""
     return {
         part: (rate, [master for key, master in masters.masters.items() if adapter.part_of[key] == part])
         for part, rate in learning_rates(job).items()

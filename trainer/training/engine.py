@@ -45,7 +45,7 @@ class TrainingProgress:
     best_step: int | None = None
     best_loss: float | None = None
     unvalidated: bool = False
-    """Whether the validation due after this step was interrupted, so that a resume starts with it."""
+    """Whether the validation due after this step was interrupted; a resume then starts with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StepResult:
 
 
 class StepRecorder(Protocol):
-    """Runs micro-batches as :meth:`Engine.learn` does, with fewer kernel launches."""
+    """Runs micro-batches as :meth:`Engine.accumulate_gradients` does, but with fewer kernel launches."""
 
     def run(self, engine: Engine, micro: MicroBatch) -> Tensor:
         """Add the micro-batch's gradients to those of the master weights and return its loss.
@@ -81,7 +81,7 @@ class StepRecorder(Protocol):
 
     @property
     def in_use(self) -> bool:
-        """Return whether anything is recorded or may still be."""
+        """Return whether anything is recorded or may still be recorded."""
 
 
 class StepCompiler(Protocol):
@@ -98,13 +98,13 @@ class Callback(Protocol):
     """A callback of the loop: checkpoints, LoRA export, previews, validation, events."""
 
     phase: ForecastPhase
-    """Phase that its work counts as when memory is measured or runs out."""
+    """Phase that the callback's work counts as when memory is measured or runs out."""
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Run once before the first step of an attempt: baselines, and work that a killed attempt left undone."""
+        """Run once before the first step of an attempt, for baselines and work that a killed attempt left undone."""
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Run after every optimizer step, in the order of the list of callbacks."""
+        """Run after every optimizer step, in the order in which the callbacks are listed."""
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Engine:
     compiled: StepCompiler | None = None
     """Compiler of the UNet's blocks, if the job asks for it."""
     check: Callable[[], object] = lambda: None
-    """Called between micro-batches; raises to interrupt the step. A replayed CUDA graph runs no hooks of the models."""
+    """Called between micro-batches; raises to interrupt the step. Needed because replayed graphs run no model hooks."""
     progress: TrainingProgress = field(default_factory=TrainingProgress)
 
     @property
@@ -136,7 +136,7 @@ class Engine:
         return self.job.recipe.steps or 0
 
     def train_step(self) -> StepResult:
-        """Run one optimizer step on one effective batch; it updates nothing if loss or gradient is not finite."""
+        """Run one optimizer step on one effective batch; nothing is updated if the loss or gradient is not finite."""
         started = time.monotonic()
         step = self.progress.step
         batch = self.batches.batch(step)
@@ -161,13 +161,13 @@ class Engine:
 
     @property
     def loss_scale(self) -> float:
-        """Return the factor on the loss before backward: 1 except for fp16."""
+        """Return the factor that the loss is multiplied by before backward: 1 except for fp16."""
         return self.scaler.scale if self.scaler else 1.0
 
     def forward_backward(self, batch: tuple[Sample, ...]) -> Tensor:
-        """Run all micro-batches of an effective batch and return the summed loss.
+        """Run all micro-batches of an effective batch and return the sum of their losses.
 
-        Their gradients are added up in the master weights.
+        The gradients are added up in the master weights' ``.grad``.
         """
         total = torch.zeros((), device=self.device)
         for index, part in enumerate(self.batches.split(batch)):
@@ -177,7 +177,7 @@ class Engine:
         return total
 
     def accumulate_gradients(self, micro: MicroBatch, total: Tensor) -> None:
-        """Run one micro-batch: add its loss to ``total`` and its gradients to those of the master weights."""
+        """Run one micro-batch; add its loss to ``total`` and its gradients to the master weights' gradients."""
         if self.graphs is not None:
             total += self.graphs.run(self, micro)
             return
@@ -187,8 +187,8 @@ class Engine:
     def micro_step(self, micro: MicroBatch, loss_scale: Tensor | None = None) -> Tensor:
         """Run forward and backward of one micro-batch and return its loss.
 
-        The batch's device copy is freed in this call. ``loss_scale`` is the current scale as a tensor, where it has to
-        be read from device memory (CUDA graphs).
+        The batch's copy on the device is freed before this returns. ``loss_scale`` is the current scale as a tensor for
+        CUDA graphs, which have to read it from device memory.
         """
         objective, scale = self.job.recipe.objective, self.loss_scale if loss_scale is None else loss_scale
         models, schedule = self.models, self.noise_schedule
@@ -208,7 +208,7 @@ class Engine:
             torch.manual_seed(seed % 2**63)
 
     def optimizer_step(self, loss: float, norm: float) -> SkipReason | None:
-        """Clip the gradients and update the weights; if loss or norm is not finite, return why it was skipped."""
+        """Clip the gradients and update the weights; if loss or norm is not finite, skip that and return the reason."""
         reason = self.reason_to_skip(loss, norm)
         if reason is None:
             clip(self.master_weights, norm, self.job.recipe.max_grad_norm, self.loss_scale)
@@ -222,7 +222,7 @@ class Engine:
         return reason
 
     def reason_to_skip(self, loss: float, norm: float) -> SkipReason | None:
-        """Return what is not finite, if anything; "scale" is a gradient that a smaller loss scale may fix."""
+        """Return what is not finite, if anything; "scale" means a gradient that a smaller loss scale may fix."""
         if not is_finite(loss):
             return "loss"
         if is_finite(norm):
@@ -230,7 +230,7 @@ class Engine:
         return "scale" if self.scaler and self.scaler.may_back_off else "gradient"
 
     def count(self, reason: SkipReason | None) -> None:
-        """Count a skipped step, fp16 overflows separately; raise TrainingFault after too many in a row."""
+        """Count a skipped step, fp16 overflows separately; raise TrainingError after too many skips in a row."""
         progress = self.progress
         if reason is None:
             progress.skipped_in_row = 0
@@ -250,7 +250,7 @@ class Engine:
 
 
 class Prepare(Protocol):
-    """Makes sure that everything a step needs is cached."""
+    """Ensures that everything a step needs is cached."""
 
     def __call__(self, step: int) -> None:
         """Cache what optimizer step ``step`` (from 0) needs, unless it is cached already."""

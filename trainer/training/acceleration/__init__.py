@@ -1,1 +1,1 @@
-"""What makes a step faster, and the measurements that choose it."""
+"""Ways to make a training step faster, and the measurements that choose among them."""

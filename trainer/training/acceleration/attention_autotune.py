@@ -1,7 +1,7 @@
-"""Autotune of the attention kernel: each one is timed once, at the run's own shapes.
+"""Autotuning of the attention kernel: each kernel is timed once, with the shapes of the run.
 
-The forecast was made for the planned kernel. Another kernel replaces it only if its results and gradients agree, it
-needs no more memory, and it is measurably faster. If anything fails, the planned kernel stays.
+The forecast was made for the planned kernel. Another kernel replaces it only if results and gradients
+agree, memory use is no higher, and it is measurably faster. If anything fails, the planned kernel is used.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from trainer.training.device.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
 Clock = Callable[[Callable[[], object]], float]
-"""Returns the seconds that one call of a function takes."""
+"""Function that returns the seconds that one call of another function takes."""
 
 CANDIDATES: dict[str, tuple[AttentionChoice, ...]] = {"cuda": ("flash", "efficient", "cudnn")}
 """Kernels to compare, by device type; other types have no choice. "math" stores all scores: never worth it on a GPU."""
 
 SECONDS = 1.0
-"""Time budget for all kernels at all shapes; the warm-up calls come on top."""
+"""Time budget in seconds for all kernels and shapes, warm-up calls not included."""
 MOST_BUCKETS = 3
-"""Number of bucket sizes to time, the most frequent first. All buckets have about the same number of tokens."""
+"""Number of bucket sizes to time, the most frequent ones. All buckets have about the same number of tokens."""
 MIN_GAIN = 0.03
 """Minimum gain over the planned kernel, as a fraction of its time; smaller gains are measurement noise."""
 PEAK_TOLERANCE = 32 << 20
-"""Bytes that a kernel's peak may exceed the planned one: half of the smallest safety margin of forecasts."""
+"""Bytes by which a kernel's peak may exceed the planned kernel's: half of the smallest forecast safety margin."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Largest norm-relative difference between two kernels. Generous: a wrong kernel is off by about 1."""
 
@@ -59,7 +59,7 @@ _NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one attention call in the UNet; ``queries`` and ``keys`` are token counts, ``width`` is per head."""
+    """Sizes in one attention call of the UNet; ``queries`` and ``keys`` are token counts, ``width`` is per head."""
 
     images: int
     heads: int
@@ -74,9 +74,9 @@ class Benchmark:
 
     chosen: AttentionChoice
     seconds: dict[AttentionChoice, float]
-    """Seconds of all attention in one micro-batch, forward and backward, for every kernel that was timed."""
+    """Seconds for all attention in one micro-batch, forward and backward, by kernel that was timed."""
     refused: dict[AttentionChoice, str]
-    """Why a kernel was excluded."""
+    """Reason for each excluded kernel."""
 
     @property
     def sentence(self) -> str:
@@ -91,8 +91,8 @@ def attention_shapes(unet: Config, size: tuple[int, int], images: int, text_toke
     """Count the attention calls of a UNet by shape, for images of ``size`` (width, height) in pixels.
 
     ``text_tokens`` is the length of an encoded caption. Follows how diffusers' UNet2DConditionModel builds its blocks:
-    an up block has one layer more than a down block, and the middle block is at the lowest resolution. Empty if the
-    config does not give one whole number per depth.
+    an up block has one more layer than a down block, and the middle block is at the lowest resolution. The result is
+    empty if the config does not give one whole number per depth.
     """
     depths = len(unet["block_out_channels"])
     # Despite its name, "attention_head_dim" is the number of heads: an old mistake that diffusers keeps.
@@ -114,7 +114,7 @@ def attention_shapes(unet: Config, size: tuple[int, int], images: int, text_toke
 
 
 def by_depth(unet: Config, key: str, default: int) -> Sequence[int]:
-    """Return the value of ``key`` at each depth of a UNet config; empty unless it is one whole number per depth.
+    """Return a UNet config's value of ``key`` at each depth; empty unless it is one whole number per depth.
 
     diffusers also allows a list per depth, with a number for each block; no published UNet uses that.
     """
@@ -134,8 +134,8 @@ def autotune(
 ) -> Benchmark | None:
     """Time ``planned`` against the other kernels for this device type; return None if there is no choice.
 
-    ``shapes`` maps shapes to weights. A kernel that does not support heads of all ``widths`` is excluded. Afterwards
-    all memory is released, and the random state is the same as before.
+    ``shapes`` maps shapes to weights. A kernel that does not support heads of all ``widths`` is excluded. All memory
+    is released at the end, and the random state is not changed.
     """
     candidates = CANDIDATES.get(device.type, ())
     if planned not in candidates or not shapes:
@@ -160,7 +160,7 @@ def autotune(
 def autotune_attention(
     job: Job, written: AttentionChoice | None, unet: Config, texts: Iterable[Config], images: Iterable[ImageRecord]
 ) -> Benchmark | None:
-    """Time the attention kernels for a frozen and planned job, at the shapes of its most frequent buckets.
+    """Time the attention kernels for a frozen, planned job, with the shapes of its most frequent buckets.
 
     ``texts`` are the text encoders' configs: the chosen kernel computes their attention too, so it must support their
     heads. Returns None if the user named a kernel, or if the run is deterministic, because timings vary.
@@ -228,7 +228,7 @@ def _seconds(
 
 
 def _require_head_widths(kernel: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> None:
-    """Raise RuntimeError if a run could not use ``kernel``: text encoders have other head widths than the UNet."""
+    """Raise RuntimeError if ``kernel`` does not support all ``widths``; text encoders' heads differ from the UNet's."""
     try:
         choose_attention_kernel(kernel, device, dtype, widths)
     except JobError as error:
@@ -242,7 +242,7 @@ def _require_same_results(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Raise RuntimeError if ``kernel`` has other results than ``planned`` or needs more memory at any shape."""
+    """Raise RuntimeError if, at any shape, ``kernel`` gives different results than ``planned`` or needs more memory."""
     for shape in shapes:
         attention = _Attention(shape, device, dtype)
         expected, found = (_measure(candidate, attention, device) for candidate in (planned, kernel))
@@ -258,7 +258,7 @@ class _Measured:
     values: Sequence[Tensor]
     """The output and the gradients."""
     saved: int
-    """Bytes saved for backward; 0 where memory is not counted (off CUDA)."""
+    """Bytes saved for backward; 0 on devices other than CUDA, which do not count memory."""
     peak: int
     """Peak bytes of forward and backward."""
 
@@ -272,7 +272,7 @@ def _measure(kernel: AttentionChoice, attention: _Attention, device: torch.devic
 
 @contextmanager
 def _forced_kernel(kernel: AttentionChoice) -> Iterator[None]:
-    """Allow only this kernel within the block; attention raises RuntimeError where the kernel does not support it."""
+    """Allow only this kernel inside the block; attention that it does not support raises RuntimeError."""
     with warnings.catch_warnings(), sdpa_kernel(KERNELS[kernel]):
         warnings.simplefilter(
             "ignore", UserWarning
@@ -281,7 +281,7 @@ def _forced_kernel(kernel: AttentionChoice) -> Iterator[None]:
 
 
 def measure_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int, int]:
-    """Return the result of ``work``, the GPU bytes that it left allocated, and the peak bytes; both 0 off CUDA."""
+    """Return the result of ``work``, the GPU bytes it left allocated, and its peak bytes; both are 0 without CUDA."""
     if device.type != "cuda":
         return work(), 0, 0
     torch.cuda.reset_peak_memory_stats(device)
@@ -291,16 +291,16 @@ def measure_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int,
 
 
 def _relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest norm-relative difference between found and expected tensors."""
+    """Return the largest norm-relative difference between a found tensor and its expected one."""
     pairs = [(actual.float(), wanted.float()) for actual, wanted in zip(found, expected, strict=True)]
     return max(float((actual - wanted).norm() / wanted.norm()) for actual, wanted in pairs)
 
 
 def retry_once_on_oom(work: Callable[[], T], device: torch.device) -> T:
-    """Call ``work``; if memory runs out, release the allocator's cache and call it a second time.
+    """Call ``work``; if memory runs out, release the allocator's cache and call it again.
 
-    A second out-of-memory error is raised, not counted against the candidate: the choice is frozen for the whole run
-    and must not depend on what another program allocated for a moment.
+    A second out-of-memory error is raised and does not just exclude the candidate, because the choice is frozen for
+    the whole run and must not depend on what another program has briefly allocated.
     """
     try:
         return work()
@@ -312,7 +312,7 @@ def retry_once_on_oom(work: Callable[[], T], device: torch.device) -> T:
 
 
 def reason(error: RuntimeError) -> str:
-    """Return in a few words why something could not be timed."""
+    """Return a few words that say why something could not be timed."""
     if is_out_of_memory(error):
         return "out of memory"
     if any(words in str(error) for words in _NO_KERNEL_MESSAGES):

@@ -1,8 +1,9 @@
-"""Channels-last memory format for the UNet's frozen convolutions, as tensor cores want it (experimental).
+"""Channels-last memory format for the UNet's frozen convolutions, which tensor cores prefer (experimental).
 
-Convolutions preserve the format, but PyTorch's GroupNorm on a GPU copies its input out of it and back. Therefore the
-norm and SiLU of a residual block become one function that preserves it: kernels made by torch.compile where a compiler
-works, several PyTorch operations elsewhere. Results are the same up to rounding (docs/decisions/0021).
+Convolutions preserve the format, but PyTorch's GroupNorm on a GPU converts its input to the default format and back.
+Therefore the norm and SiLU of a residual block become one function that preserves the format: kernels made by
+torch.compile if a compiler works, else several PyTorch operations. Results are the same up to rounding
+(docs/decisions/0021).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import is_out_of_memory
 
 SECONDS = 1.0
-"""Time budget for all sizes in both formats; the warm-up calls come on top."""
+"""Time budget in seconds for all sizes in both formats, warm-up calls not included."""
 MIN_GAIN = 0.03
 """Minimum gain as a fraction of the time; smaller gains are measurement noise."""
 TOLERANCE = 0.05
-"""Largest norm-relative difference of gradients. Generous: wrong ones are off by about 1."""
+"""Largest allowed norm-relative difference of gradients. Generous: wrong ones are off by about 1."""
 
 
 class Kernels:
@@ -47,11 +48,11 @@ class Kernels:
 
     @classmethod
     def of(cls, device: torch.device) -> Kernels:
-        """Return compiled kernels for a GPU with a working compiler; on the CPU compiling costs more than it gains."""
+        """Return kernels, compiled on a GPU with a working compiler; on the CPU compiling costs more than it gains."""
         return cls(compiled=device.type == "cuda" and not compiler_error(device))
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:
-        """Return SiLU(GroupNorm(x)) with the shape of x (B, C, h, w), and the mean and 1 / deviation of each group."""
+        """Return SiLU(GroupNorm(x)) in the shape of x (B, C, h, w), and the mean and 1 / deviation of each group."""
         result: Normed = self._run(self._forward, _forward, x, weight, bias, groups, eps)
         return result
 
@@ -63,7 +64,7 @@ class Kernels:
         return result
 
     def _run(self, compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:
-        """Call ``compiled``, or ``plain`` once compiling has failed; neither changes its inputs, so both can run."""
+        """Call ``compiled``, or ``plain`` after a failure to compile; neither changes its inputs, so both can run."""
         if self.compiled:
             try:
                 return compiled(*inputs)
@@ -94,7 +95,7 @@ class ChannelsLastNormAndSilu(NormAndSilu):
 
 
 def convert_to_channels_last(unet: nn.Module, kernels: Kernels) -> None:
-    """Convert frozen convolutions to channels-last, and make the residual blocks' and the last norm preserve it.
+    """Convert frozen convolutions to channels-last, and make the norms of residual blocks and output preserve it.
 
     Trainable weights keep their format. Parameters stay the same objects; only the data of convolution weights moves.
     """
@@ -117,9 +118,9 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -
 
 
 def _backward(grad_output: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Return the gradient of x: the chain rule through SiLU, then through the norm.
+    """Return the gradient of x, by the chain rule through SiLU and then the norm.
 
-    With u the normalized maps and g their gradient, the norm's is rstd · (g - mean(g) - u · mean(g · u)).
+    With u the normalized maps and g their gradient, the result is rstd · (g - mean(g) - u · mean(g · u)).
     """
     groups = mean.shape[2]
     normed = (_to_groups(x, groups) - mean) * rstd
@@ -147,9 +148,9 @@ class ResidualShape:
 
     images: int
     inputs: int
-    """Channels in."""
+    """Number of input channels."""
     outputs: int
-    """Channels out."""
+    """Number of output channels."""
     height: int
     width: int
 
@@ -160,15 +161,15 @@ class LayoutChoice:
 
     is_faster: bool
     sentence: str
-    """For the run's log."""
+    """Sentence for the run's log."""
 
 
 def autotune_layout(
     job: Job, unet: Config, images: Iterable[ImageRecord], clock: Callable[[float], Clock] = stopwatch
 ) -> LayoutChoice | None:
-    """Time whether channels-last pays for a frozen, planned job; return None if there is nothing to decide.
+    """Time channels-last for a frozen, planned job and choose; return None if there is nothing to decide.
 
-    A deterministic run uses it untimed, because timings vary. Raises RuntimeError if memory runs out twice.
+    A deterministic run uses it without timing, because timings vary. Raises RuntimeError if memory runs out twice.
     """
     if not job.fit.channels_last:
         return None
@@ -211,8 +212,8 @@ def autotune_layout(
 def residual_blocks(unet: Config, size: tuple[int, int], images: int) -> Counter[ResidualShape]:
     """Estimate how many residual blocks of each size a UNet has, for images of ``size`` (width, height) in pixels.
 
-    Up blocks are counted with twice the input channels, because skip connections are concatenated there. Empty if the
-    config does not give the number of layers per depth.
+    Up blocks are counted with twice the input channels, because skip connections are concatenated there. The result is
+    empty if the config does not give the number of layers per depth.
     """
     counts: Counter[ResidualShape] = Counter()
     depths = list(zip(unet["block_out_channels"], by_depth(unet, "layers_per_block", 2), strict=False))
@@ -226,7 +227,7 @@ def residual_blocks(unet: Config, size: tuple[int, int], images: int) -> Counter
 def _seconds(
     maps: ResidualShape, unet: Config, kernels: Kernels, device: torch.device, dtype: torch.dtype, clock: Clock
 ) -> tuple[float, float]:
-    """Return the seconds of a block's forward and backward, in the default format and channels-last.
+    """Return the seconds that a block takes forward and backward, in the default format and in channels-last.
 
     Raises RuntimeError if the gradients differ.
     """

@@ -1,7 +1,7 @@
 """torch.compile for the UNet's transformer blocks during training steps (experimental).
 
 The compiler fuses the elementwise operations between matrix products, once per kind of block and shape. Our LoRA layers
-use plain PyTorch operations while it traces them. Validation and previews run the uncompiled blocks. If compiling
+use plain PyTorch operations while they are traced. Validation and previews run the uncompiled blocks. If compiling
 fails, the run continues without it and reports that once (docs/decisions/0020). Forecasts assume uncompiled blocks.
 """
 
@@ -31,14 +31,14 @@ RECOMPILE_LIMIT = 256
 TRIES = 2
 """Attempts to compile before giving up.
 
-Ctrl-C also ends the compiler's worker processes, and a run that is only pausing sees that as a failure to compile.
-Running the step uncompiled then would round differently than in an undisturbed run, so it is compiled again."""
+Ctrl-C also ends the compiler's worker processes, which looks like a failure to compile in a run that is only pausing.
+An uncompiled step would then round differently than in an uninterrupted run, so compiling is tried again."""
 MAX_ERROR_LENGTH = 200
-"""Longest part of a compiler error that is shown, in characters."""
+"""Maximum number of characters shown of a compiler error."""
 
 
 def make_compiled(job: Job, device: torch.device, tell: OnNotice) -> CompiledBlocks | None:
-    """Return the compiled blocks if the job requests them and a compiler works; report it if none does."""
+    """Return the compiled blocks if the job requests them; None, and a notice, if no compiler works."""
     if not job.fit.compile or job.fit.cuda_graphs or job.recipe.has_dropouts:
         return None
     if error := compiler_error(device):
@@ -48,7 +48,7 @@ def make_compiled(job: Job, device: torch.device, tell: OnNotice) -> CompiledBlo
 
 
 def compiler_error(device: torch.device) -> str:
-    """Return why torch.compile does not work for this device, tested on a sum; "" if it works."""
+    """Try torch.compile on a small function; return why it does not work for this device, "" if it works."""
 
     def total(x: Tensor) -> Tensor:
         return (x.sin() + 1.0).sum()
@@ -84,7 +84,7 @@ class CompiledBlocks:
                 block.forward = functools.partial(self._forward, eager, _compile(eager))  # type: ignore[method-assign]
 
     def step(self, engine: Engine, work: Callable[[], Tensor]) -> Tensor:
-        """See trainer.training.engine.Compiled."""
+        """See trainer.training.engine.StepCompiler."""
         if self._disabled:
             return work()
         message = ""
@@ -108,7 +108,7 @@ class CompiledBlocks:
         return work()
 
     def give_up(self) -> None:
-        """See trainer.training.engine.Compiled."""
+        """See trainer.training.engine.StepCompiler."""
         if not self._disabled:
             self._disabled = True
             _report(self._tell, "GPU memory ran out, so compiling is off")
@@ -127,7 +127,7 @@ class CompiledBlocks:
 
 
 def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled version of ``function``; calls raise whatever the compiler raises on its second failure."""
+    """Return a compiled version of ``function``; a call that fails twice raises the compiler's error."""
     compiled = _compile(function)
 
     def once(*inputs: Any) -> Any:
@@ -168,7 +168,7 @@ def _restart_workers() -> None:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile for static shapes: dynamic ones are slower, and there are few buckets."""
+    """Compile for static shapes: dynamic shapes are slower, and there are few buckets."""
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, backend=BACKEND)
     return compiled
 

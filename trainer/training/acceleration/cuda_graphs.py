@@ -1,9 +1,9 @@
-"""CUDA graphs of a micro-batch: forward and backward are captured once per shape, then replayed (experimental).
+"""CUDA graphs for micro-batches: forward and backward are captured once per shape, then replayed (experimental).
 
-At small batches the GPU waits for the host, which launches thousands of kernels per step; a replay is a single launch.
-It repeats exactly what was captured: the same kernels, the same addresses, the same Python numbers. Therefore
-everything that changes from step to step is copied into fixed tensors before each replay (the micro-batch, the loss
-scale), random numbers are drawn outside (dropout uses the device's generator, which graphs support), and gradients
+With small batches the GPU waits for the host, which launches thousands of kernels per step; a replay is a single
+launch. It repeats exactly what was captured: the same kernels, the same addresses, the same Python numbers. Therefore
+everything that changes from step to step (the micro-batch, the loss scale) is copied into fixed tensors before each
+replay, random numbers are drawn outside the graph (except for dropout, whose generator graphs support), and gradients
 accumulate in the master weights' `.grad`, whose addresses stay fixed (docs/decisions/0018).
 
 The gain has not been measured on a GPU yet. Forecasts include the memory that graphs need
@@ -28,7 +28,7 @@ from trainer.training.engine import Engine
 from trainer.training.step import MicroBatch
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Largest norm-relative difference between eager and replayed gradients, since atomic sums have no fixed order.
+"""Largest allowed norm-relative difference between eager and replayed gradients; atomic sums have no fixed order.
 
 Generous: a wrong graph is off by about 1. In deterministic mode the difference must be 0."""
 
@@ -51,10 +51,10 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Captures work. Its recordings share one memory pool, so only one may be replayed at a time."""
+    """Captures work to replay it. All recordings share one memory pool, so only one may be replayed at a time."""
 
     def record(self, work: Callable[[], Tensor]) -> Recording:
-        """Capture ``work``, which runs once or several times for that; may raise any exception."""
+        """Capture ``work`` by running it once or several times; may raise any exception."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Graph:
 
     @classmethod
     def of(cls, engine: Engine, micro: MicroBatch, recorder: Recorder) -> _Graph:
-        """Capture a micro-batch of this shape."""
+        """Return a captured graph for micro-batches with the shape of ``micro``."""
         inputs = micro.to(engine.device, copy=True)
         scale = torch.full((), engine.loss_scale, device=engine.device)
         return cls(inputs, scale, recorder.record(lambda: _run_eagerly(engine, inputs, scale)))
@@ -142,8 +142,8 @@ class _Graph:
 class GraphedSteps:
     """Runs micro-batches through CUDA graphs: the first of a shape eagerly, the second captured, later ones replayed.
 
-    A graph is used only if its first replay gives the gradients of an eager pass over the same micro-batch. If a
-    capture fails or its results differ, that is reported once, and such micro-batches run eagerly.
+    A graph is used only if its first replay gives the same gradients as an eager pass over the same micro-batch. If a
+    capture fails or its results differ, that is reported once, and the micro-batches affected run eagerly.
     """
 
     def __init__(self, recorders: Callable[[], Recorder], tell: OnNotice) -> None:
@@ -172,7 +172,7 @@ class GraphedSteps:
         return _run_eagerly(engine, micro)
 
     def forget(self) -> None:
-        """See trainer.training.engine.StepRecorder. Shapes seen before are captured again at their next micro-batch."""
+        """See trainer.training.engine.StepRecorder. Known shapes are captured again at their next micro-batch."""
         self._graphs.clear()
         # PyTorch forbids another capture into a pool whose graphs are all deleted: the next one needs a new pool.
         self._recorder = None
@@ -201,7 +201,7 @@ class GraphedSteps:
     def _run_and_capture(self, engine: Engine, micro: MicroBatch, shape: Shape) -> Tensor:
         """Run the micro-batch eagerly, then try to capture it; the step uses the eager gradients whatever happens.
 
-        While this runs, gradients are held three times: of earlier micro-batches, of the eager pass, of the replay.
+        Three sets of gradients are in memory during this: of earlier micro-batches, the eager pass and the replay.
         """
         gradients, seed = engine.master_weights.gradients(), torch.initial_seed()
         accumulated = _copies(gradients)
@@ -218,7 +218,7 @@ class GraphedSteps:
         return loss
 
     def _capture(self, engine: Engine, micro: MicroBatch, shape: Shape, eager: Sequence[Tensor]) -> None:
-        """Capture the micro-batch; keep the graph if it reproduces ``eager``, the eager loss and gradients."""
+        """Capture the micro-batch; keep the graph if it reproduces the loss and gradients in ``eager``."""
         seed = torch.initial_seed()
         try:
             self._recorder = self._recorder or self._recorders()
@@ -252,16 +252,16 @@ class GraphedSteps:
         self._report(f"capturing a CUDA graph failed ({type(error).__name__}: {message})")
 
     def _remember_addresses(self, engine: Engine) -> None:
-        """Remember the addresses of weights and the gradient tensors, which the graphs read and write directly."""
+        """Remember the weights' addresses and the gradient tensors, which graphs read and write directly."""
         models = (engine.models.unet, *engine.models.text_encoders)
         weights = chain.from_iterable((*model.parameters(), *model.buffers()) for model in models)
         self._weights = [(weight, weight.data_ptr()) for weight in weights]
         self._gradients = engine.master_weights.gradients()
 
     def _is_unmoved(self, engine: Engine) -> bool:
-        """Return whether weights and gradients are unmoved; previews may have offloaded the UNet and loaded it back.
+        """Return whether weights and gradients are still at the addresses that the graphs use.
 
-        Replaying after a move would read and write freed memory.
+        Previews may have offloaded the UNet and loaded it back. A replay would then read and write freed memory.
         """
         gradients = engine.master_weights.gradients()
         return (
@@ -271,7 +271,7 @@ class GraphedSteps:
         )
 
     def _report(self, message: str) -> None:
-        """Report each message once."""
+        """Report a message to the user unless it was reported before."""
         if message not in self._reported:
             self._reported.add(message)
             self._tell("graphs", f"fit.cuda_graphs: {message}. Affected steps run normally, without a CUDA graph.")
@@ -289,7 +289,7 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """Return the norm over all tensors together; waits for the device."""
+    """Return the norm of all tensors taken together; waits for the device."""
     return float(torch.stack([tensor.double() for tensor in torch._foreach_norm(list(tensors))]).norm())
 
 

@@ -1,7 +1,7 @@
-"""Autotune of int8 GEMMs: time each linear layer size, forward and backward separately, against the base's dtype.
+"""Autotuning of int8 GEMMs: each linear layer size and direction is timed in int8 and in the base's dtype.
 
-The int8 time includes quantizing the activations; the other one includes dequantizing the int8 weights. Where anything
-fails or results differ, that direction is not computed in int8.
+The int8 time includes quantizing the activations, the other time dequantizing the int8 weights. If a layer's forward or
+backward fails in int8 or gives different results, it is not computed in int8.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 SECONDS = 2.0
-"""Time budget for all sizes, formats and directions; the warm-up calls come on top."""
+"""Time budget in seconds for all sizes, formats and directions, warm-up calls not included."""
 MIN_GAIN = 0.05
 """Minimum gain as a fraction of the time: int8 is less exact, and smaller gains are measurement noise."""
 ROWS_TOLERANCE = 0.75
-"""Fraction of the timed rows from which int8 is used: only the most frequent bucket is timed, others are close."""
+"""int8 is used from this fraction of the timed rows up: only the most frequent bucket is timed, others are close."""
 TOLERANCE = 0.1
-"""Largest norm-relative difference of results. int8 rounds normal values by about 0.01; wrong sums are off by 1."""
+"""Largest allowed norm-relative difference of results. int8 rounding causes about 0.01, wrong sums about 1."""
 _BOTH = Directions(MIN_INT8_ROWS, MIN_INT8_ROWS)
 
 
@@ -59,7 +59,7 @@ class Linear:
     inputs: int
     outputs: int
     has_input_gradient: bool
-    """Whether the input needs a gradient, so that there is a backward GEMM."""
+    """Whether the input needs a gradient, which takes a GEMM in backward."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Timing:
     int8: float
     """Seconds of the int8 GEMM; infinite if it failed."""
     refused: str = ""
-    """Why int8 failed; empty if it works."""
+    """Reason why int8 failed; empty if it works."""
 
     @property
     def is_faster(self) -> bool:
-        """Return whether int8 is enough faster to be used."""
+        """Return whether int8 is faster by enough to be used."""
         return self.int8 < (1 - MIN_GAIN) * self.dequantized
 
     @property
@@ -92,7 +92,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """Which layers of a run use int8 GEMMs, and why."""
+    """Layers of a run that use int8 GEMMs, and the reasons."""
 
     products: tuple[Int8LayerConfig, ...]
     sentences: tuple[str, ...]
@@ -133,10 +133,10 @@ def autotune_int8(
 def linear_calls(
     unet: UNet2DConditionModel, size: tuple[int, int], images: int, text_tokens: int, *, live_text: bool
 ) -> Counter[Linear]:
-    """Count the calls of quantizable linear layers in a UNet on the meta device, by their sizes.
+    """Count the calls of quantizable linear layers by size in a forward pass of a UNet on the meta device.
 
-    ``size`` is the images' (width, height) in pixels, ``text_tokens`` is the length of an encoded caption. Runs a
-    forward pass on the meta device: 1 to 2 s for SDXL.
+    ``size`` is the images' (width, height) in pixels, ``text_tokens`` is the length of an encoded caption. Takes 1 to
+    2 s for SDXL.
     """
     counts: Counter[Linear] = Counter()
 
@@ -166,7 +166,7 @@ def time_all(
     dtype: torch.dtype,
     clock: Callable[[float], Clock] | None = stopwatch,
 ) -> list[Timing]:
-    """Time each direction of each layer in int8 and without; the random state and memory are left as before.
+    """Time each layer's forward and backward with and without int8; random state and memory are as before at the end.
 
     ``clock`` makes a clock that measures for the given seconds; with None nothing is timed, and int8 wins wherever it
     works. Raises RuntimeError if memory runs out.
@@ -195,7 +195,7 @@ def _timing(
 
 
 def choose_int8(timings: Iterable[Timing]) -> tuple[Int8LayerConfig, ...]:
-    """Return the layers to compute in int8, each with the row count above which int8 won in every timing."""
+    """Return the layers to compute in int8, each with the minimum row count, by direction, for which int8 is used."""
     by_size: dict[tuple[int, int, Direction], list[Timing]] = defaultdict(list)
     # Sorted by falling rows: int8 is used down to the last size before it stops paying.
     for timing in sorted(timings, key=lambda timing: -timing.linear.rows):
@@ -217,7 +217,7 @@ def _is_candidate(linear: Linear, direction: Direction) -> bool:
 def _product_call(
     linear: Linear, direction: Direction, device: torch.device, dtype: torch.dtype, directions: Directions | None
 ) -> Callable[[], Tensor]:
-    """Return a call of a layer with random weights; with ``directions`` None its weights are unquantized."""
+    """Return a function that computes a layer with random weights, unquantized if ``directions`` is None."""
     generator = torch.Generator(device).manual_seed(0)
     shape = linear.outputs, linear.inputs
     weight = torch.randint(-127, 128, shape, generator=generator, device=device, dtype=torch.int8)

@@ -1,4 +1,4 @@
-"""Throughput of a device, measured in about a second at the operation sizes of a job."""
+"""Throughput of a device, measured in about a second with a job's operation sizes."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class OperationSize:
 
 
 def sample_calls(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """Return calls whose mean time estimates that of an operation of this size.
+    """Return functions whose mean time estimates how long an operation of this size takes.
 
-    Traces record FLOPs and bytes but no shapes. The calls use shapes that match both, assuming square weight matrices
-    and convolutions with as many input as output channels.
+    Traces record FLOPs and bytes but no shapes. The functions use shapes that match both, assuming square weight
+    matrices and convolutions with as many input as output channels.
     """
     return _MAKERS[size.kind](size, device)
 
@@ -77,7 +77,7 @@ def _random(size: OperationSize, device: torch.device, *shape: int) -> Tensor:
 
 
 def _compute_dtype(size: OperationSize) -> torch.dtype:
-    """Return the dtype to measure in; GEMMs with 4-bit and 8-bit weights are computed in a 16-bit dtype."""
+    """Return the dtype to measure with; GEMMs with 4-bit and 8-bit weights are computed in a 16-bit dtype."""
     dtype: torch.dtype = getattr(torch, size.dtype)
     return dtype if dtype.is_floating_point else torch.bfloat16
 
@@ -87,7 +87,7 @@ def _values(size: OperationSize) -> float:
 
 
 def _gemm(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """Return an M x N by N x N product: 2 M N N FLOPs; M N + N N + M N values read and written."""
+    """Return a product of M x N and N x N matrices: 2 M N N FLOPs, M N + N N + M N values read and written."""
     products = size.flops / 2
     side = round(_most_likely(_widths(1.0, _values(size), 2 * products), products ** (1 / 3)))
     left, right = _random(size, device, max(1, round(products / side**2)), side), _random(size, device, side, side)
@@ -98,7 +98,7 @@ def _conv(size: OperationSize, device: torch.device) -> list[Thunk]:
     """Return a k x k convolution over P pixels with C channels in and out: 2 k k P C C FLOPs.
 
     It reads and writes two maps of P C values and k k C C weights. Backward computes only the input gradient, as for a
-    frozen base, and counts one map more.
+    frozen base, and is counted with one more map.
     """
     map_count = 3 if size.stage == "backward" else 2
     kernels: dict[float, int] = {}
@@ -123,7 +123,7 @@ def _conv(size: OperationSize, device: torch.device) -> list[Thunk]:
 
 
 def _attention(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """Return self-attention over S tokens, width D: 4 S S D FLOPs and 4 S D values; 10 S S D and 8 S D backward."""
+    """Return self-attention over S tokens of width D: 4 S S D FLOPs and 4 S D values; backward 10 S S D and 8 S D."""
     backward = size.stage == "backward"
     flops, map_count = (10, 8) if backward else (4, 4)
     map_values = _values(size) / map_count
@@ -140,7 +140,7 @@ def _attention(size: OperationSize, device: torch.device) -> list[Thunk]:
 
 
 def _other(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """Return memory-bound calls that move that many bytes: an addition, an activation and a normalization."""
+    """Return memory-bound functions that move ``size.bytes``: an addition, an activation and a normalization."""
     values = _values(size)
     a, b = (_random(size, device, max(1, round(values / 3))) for _ in range(2))
     width = min(_HEAD, max(1, round(values / 2)))
@@ -152,13 +152,13 @@ _MAKERS = {"gemm": _gemm, "conv": _conv, "attention": _attention, "other": _othe
 
 
 def _widths(weight: float, values: float, plane: float) -> list[float]:
-    """Return the widths w >= 1 that solve weight * w**2 + plane / w = values: usually two, or none."""
+    """Return the solutions w >= 1 of weight * w**2 + plane / w = values: usually two or none."""
     roots = np.roots([weight, 0.0, -values, plane])
     return [float(root.real) for root in roots if abs(root.imag) < 1e-6 * abs(root) and root.real >= 1]
 
 
 def _most_likely(widths: list[float], otherwise: float) -> float:
-    """Return the width nearest to a multiple of 8, which models use; without widths ``otherwise``, at least 1."""
+    """Return the width nearest to a multiple of 8, as in models; ``otherwise``, at least 1, if there are no widths."""
     return min(widths, key=lambda width: abs(width / 8 - round(width / 8)) / width, default=max(1.0, otherwise))
 
 
@@ -168,11 +168,11 @@ Clock = Callable[[Thunk], float]
 def measure_rate(
     device: torch.device, operations: Iterable[Operation] = (), *, name: str | None = None, seconds: float = 1.0
 ) -> DeviceSpeed:
-    """Measure how fast ``device`` computes ``operations``: the largest are timed on random data of their size.
+    """Measure how fast ``device`` computes ``operations``, by timing the largest on random data of the same size.
 
-    Without operations, SDXL sizes are timed on a GPU and small ones on the CPU, with the threads that PyTorch is set
-    to use. Each is tried several times to reduce the influence of other programs. On a GPU, call this before anything
-    is allocated there: it releases all allocator memory at the end, but creates the CUDA context.
+    Without operations, SDXL sizes are timed on a GPU and small sizes on the CPU, with the threads that PyTorch is set
+    to use. Each size is timed several times to reduce the influence of other programs. On a GPU, call this before
+    anything is allocated there: it returns all cached memory to the driver at the end, but creates the CUDA context.
     """
     sizes = dominant_sizes(operations) or typical_sizes(device)
     host = _operation_seconds(device, torch.get_num_threads())
@@ -186,7 +186,7 @@ def measure_rate(
 
 
 def dominant_sizes(operations: Iterable[Operation]) -> list[OperationSize]:
-    """Return the sizes that make up most of the work, for each kind and dtype."""
+    """Return the operation sizes that account for most of the work of each kind and dtype."""
     work: Counter[OperationSize] = Counter()
     for operation in operations:
         kind = operation.kind if operation.flops else "other"
@@ -217,7 +217,7 @@ def typical_sizes(device: torch.device) -> list[OperationSize]:
 
 
 def cpu_time() -> Callable[[], float]:
-    """Return the timer for CPU work: wall time, or the thread's own CPU time if there is only one thread."""
+    """Return a timer for CPU work: wall time, or the thread's CPU time if PyTorch uses only one thread."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -231,18 +231,18 @@ def _sizes(dtype: str, item: int, shapes: Iterable[tuple[int, int]]) -> Iterator
 
 
 def _fastest(timed: Iterable[TimedOperation]) -> float:
-    """Return the highest bandwidth of all operations, in bytes per second."""
+    """Return the highest bandwidth that any operation reached, in bytes per second."""
     return max(operation.bytes / operation.seconds for operation in timed)
 
 
 def _timed(
     sizes: Sequence[OperationSize], device: torch.device, clock: Clock, bare: float, budget: float
 ) -> tuple[TimedOperation, ...]:
-    """Time every size, within ``budget`` seconds in all; ``bare`` is the fixed overhead in each timing.
+    """Time every size, within a total of ``budget`` seconds; ``bare`` is the fixed overhead in each timing.
 
-    On the CPU the sizes take turns, so that each finds the CPU caches full of other data, as in a training step:
-    repeated back to back, a convolution takes only 70 % of that time. On a GPU they run one by one, because memory may
-    not suffice for all tensors at once.
+    On the CPU the sizes take turns, so that each finds the CPU caches full of other data, as in a training step; a
+    convolution repeated back to back takes only 70 % of that time. On a GPU each size is timed separately, because
+    memory may not suffice for all tensors at once.
     """
     together = device.type != "cuda" and sum(size.bytes for size in sizes) < _TOGETHER
     groups = [sizes] if together else [[size] for size in sizes]
@@ -255,10 +255,10 @@ def _timed(
 
 
 def _seconds_each(sizes: Sequence[OperationSize], device: torch.device, clock: Clock, budget: float) -> list[float]:
-    """Return the seconds of each size, averaged over its examples; the first two rounds are warm-up.
+    """Return the seconds for each size, averaged over its example calls; the first two rounds are warm-up.
 
     On a GPU the fastest try counts, because nothing else runs between its events. On the CPU the median counts: a
-    training step meets the same clock speeds and other programs, and takes 10 to 25 % longer than the fastest try.
+    training step is slowed by clock speeds and other programs too, and takes 10 to 25 % longer than the fastest try.
     """
     examples = [sample_calls(size, device) for size in sizes]
     tries: list[list[list[float]]] = [[[] for _ in variants] for variants in examples]
@@ -300,20 +300,20 @@ def _gpu_clock(device: torch.device, calls: int = 4) -> Clock:
 
 
 def _bare_call() -> float:
-    """Return the seconds of an addition of single values: the fixed overhead that is part of every CPU timing."""
+    """Return the seconds that adding two single values takes: the fixed overhead in every CPU timing."""
     value, clock = torch.zeros(1), _cpu_clock()
     return min(clock(lambda: value + value) for _ in range(100))
 
 
 @cache
 def _operation_seconds(device: torch.device, threads: int) -> float:
-    """Return the CPU seconds per operation of a training step apart from its arithmetic: Python, autograd, dispatch.
+    """Return the CPU overhead per operation of a training step in seconds: Python, autograd and dispatch.
 
-    Measured on a miniature diffusers UNet with a LoRA, whose modules are those of a real step. When the CPU also
+    Measured on a miniature diffusers UNet with a LoRA, which has the same modules as a real one. When the CPU also
     computes, each operation evicts the dispatcher's code and data from the caches; with a GPU they stay cached.
 
-    The result is the same for every job, so a process measures it once per number of ``threads``. Medians are used
-    because the fastest of a few tries varied by 40 % between measurements, and the whole forecast with it.
+    The result does not depend on the job, so a process measures it once per number of ``threads``. Medians are used
+    because the fastest of a few tries varied by 40 % between measurements, and with it the whole forecast.
     """
     step, now = _miniature_step(device), cpu_time()
     counter = _OperationCounter()
@@ -334,10 +334,10 @@ def _operation_seconds(device: torch.device, threads: int) -> float:
 
 
 def _eviction_seconds(step_seconds: Callable[[], float]) -> float:
-    """Return how many seconds longer a step takes when the CPU caches are emptied before each operation.
+    """Return how many seconds longer a step takes when the CPU caches are overwritten before each operation.
 
-    Each such step is compared with one right after it that makes empty passes, so that both meet the same clock speed
-    and the same other programs.
+    Each such step is compared with a step right after it that overwrites nothing, so that clock speed and other
+    programs affect both equally.
     """
     longer = [
         _seconds_after_passes(_CACHE, step_seconds) - _seconds_after_passes(0, step_seconds) for _ in range(_COLD_TRIES)
@@ -346,14 +346,14 @@ def _eviction_seconds(step_seconds: Callable[[], float]) -> float:
 
 
 def _seconds_after_passes(size: int, step_seconds: Callable[[], float]) -> float:
-    """Return the seconds of a step with a pass over ``size`` bytes before each operation, not counting the passes."""
+    """Return the seconds of a step that writes ``size`` bytes before each operation, without the time for writing."""
     eviction = _CacheEviction(size)
     with eviction:
         return step_seconds() - eviction.seconds
 
 
 class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations as memory traces do: all but views and allocations."""
+    """Counts operations the way memory traces do: all except views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
