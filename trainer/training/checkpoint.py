@@ -38,7 +38,7 @@ class Checkpoint:
 def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint atomically and return its folder.
 
-    Raises ResumableError, with code "disk.full" if the disk is full; older checkpoints are not touched then.
+    Raises ResumableError if that fails, with code "disk.full" if the disk is full; older checkpoints stay.
     """
     tensors = {"adapter.safetensors": checkpoint.adapter, "optimizer.safetensors": checkpoint.optimizer}
     files = {name: safetensors.torch.save(to_cpu(values)) for name, values in tensors.items()}
@@ -63,12 +63,12 @@ def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
 
 
 def to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors for writing: detached, on the CPU and contiguous."""
+    """Return the tensors in a form that can be written: detached, on the CPU and contiguous."""
     return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
 
 
 def write_staged(staging: Path, files: Mapping[str, bytes]) -> None:
-    """Write files, synced and read back, and then the manifest with their sizes and hashes."""
+    """Write files, sync them and read them back, then write the manifest with their sizes and hashes."""
     manifest = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
     for name, data in files.items():
         atomic.write_bytes(staging / name, data)
@@ -79,7 +79,7 @@ def write_staged(staging: Path, files: Mapping[str, bytes]) -> None:
 
 
 def holds(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
-    """Return whether every file of the manifest exists with its size and hash."""
+    """Return whether every file in the manifest exists with the size and hash given there."""
     if not sizes_match(folder, manifest):
         return False
     hashes = {name: hashlib.sha256(read_bytes(folder / name, "part")).hexdigest() for name in manifest}
@@ -87,14 +87,14 @@ def holds(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
 
 
 def require_space(folder: Path, size: int) -> None:
-    """Raise ResumableError if the disk has not enough space for ``size`` more bytes and a reserve."""
+    """Raise ResumableError if the disk does not have enough space for ``size`` more bytes and a reserve."""
     free = free_bytes(folder)
     if free < size + SPARE_BYTES:
         raise disk_full(folder, f"{size + SPARE_BYTES - free:,} more bytes are needed")
 
 
 def as_resumable(error: OSError, folder: Path) -> ResumableError:
-    """Return a failed write as an error for users that pauses the run."""
+    """Return the error that pauses the run, with a message for users, for a failed write."""
     if is_disk_full(error):
         return disk_full(folder, "it filled up while writing")
     return ResumableError(
@@ -105,7 +105,7 @@ def as_resumable(error: OSError, folder: Path) -> ResumableError:
 
 
 def disk_full(folder: Path, detail: str) -> ResumableError:
-    """Return the error that pauses the run because the disk of ``folder`` is full."""
+    """Return the error that pauses the run because the disk with ``folder`` is full."""
     return ResumableError(
         "disk.full",
         f"Could not write to {folder}: the disk is full ({detail}). The run was paused.",
@@ -118,7 +118,7 @@ def load_latest(
 ) -> tuple[Checkpoint | None, list[Path]]:
     """Return the newest usable checkpoint, or None, and the folders of the damaged ones that were skipped.
 
-    ``is_usable`` checks the content: files can be intact and still hold a state that no run can continue from.
+    ``is_usable`` checks the content, because intact files can contain a state that no run can continue from.
     """
     damaged: list[Path] = []
     for step in reversed(steps_on_disk(parent)):
@@ -147,7 +147,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def prune(parent: Path, keep: int, protect: set[int]) -> None:
-    """Delete all but the newest ``keep`` checkpoints and those of ``protect``, and old staging folders."""
+    """Delete all checkpoints except the newest ``keep`` and the steps in ``protect``, and old staging folders."""
     steps = steps_on_disk(parent)
     for step in steps[:-keep]:
         if step not in protect:

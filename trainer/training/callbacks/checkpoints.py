@@ -30,16 +30,16 @@ class CheckpointCallback:
         self.reporter = reporter
         self.plan = plan
         self.fallbacks: Sequence[AppliedFallback] = plan.saved
-        """Applied fallback steps in the last checkpoint."""
+        """Fallback steps applied as of the last checkpoint."""
         self._saved: TrainingProgress | None = None
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Save a checkpoint of step 0, so that a resume always finds one."""
+        """Save a checkpoint at step 0, so that a resume always finds one."""
         if progress.step == 0:
             self.save(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Save if a checkpoint is due, at the best step and after the last step."""
+        """Save a checkpoint if one is due, if this is the best step so far, and after the last step."""
         last_or_best = progress.step in (self.engine.steps, progress.best_step)
         if last_or_best or due(progress.step, self.engine.job.report.saving.checkpoint_every):
             self.save(progress)
@@ -63,7 +63,7 @@ class CheckpointCallback:
 
 
 def capture(engine: Engine, fallbacks: list[dict[str, object]]) -> checkpoint.Checkpoint:
-    """Return the current training state, with the fit in force and the fallback steps applied (``fallbacks``)."""
+    """Return the current training state, including the fit settings in force and the applied ``fallbacks``."""
     tensors, data = pack_state(engine.optimizer)
     state: dict[str, object] = {
         "progress": to_record(engine.progress),
@@ -77,7 +77,7 @@ def capture(engine: Engine, fallbacks: list[dict[str, object]]) -> checkpoint.Ch
 
 
 def is_restorable(saved: checkpoint.Checkpoint) -> bool:
-    """Return whether a checkpoint has everything that `restore` and the plan need, with the right types."""
+    """Return whether a checkpoint contains everything that `restore` and the plan need, in the right types."""
     try:
         state: Mapping[str, Any] = saved.state
         progress = build(TrainingProgress, state["progress"])
@@ -93,7 +93,7 @@ def is_restorable(saved: checkpoint.Checkpoint) -> bool:
 
 
 def _tensor_names(value: Any) -> Iterator[str]:
-    """Yield the names of the tensors that the packed state of an optimizer refers to."""
+    """Yield the names of the tensors that an optimizer's packed state refers to."""
     if isinstance(value, dict) and "tensor" in value:
         yield value["tensor"]
     elif isinstance(value, dict | list):

@@ -30,7 +30,7 @@ from trainer.training.reporting.reporter import Reporter
 
 
 def step_of(path: Path) -> int:
-    """Return the step in the name of a step's LoRA file."""
+    """Return the step number in the file name of an intermediate LoRA."""
     return int(path.stem.rpartition("-step")[2])
 
 
@@ -48,7 +48,7 @@ class Exporter:
         self.stem = safe_name(job.name, "lora")
 
     def step_path(self, step: int) -> Path:
-        """Return the path of one step's LoRA: output/NAME-step000500.safetensors."""
+        """Return the path of the LoRA exported at a step: output/NAME-step000500.safetensors."""
         return self.run.output / f"{self.stem}{step_ending(step)}.safetensors"
 
     def final_path(self) -> Path:
@@ -78,7 +78,7 @@ class Exporter:
         return path, sha256
 
     def _preview(self, step: int) -> Path | None:
-        """Return the preview of the first prompt at this step, or None if there is none."""
+        """Return the preview image of the first prompt at this step, or None if there is none."""
         image = self.run.samples / f"step-{step:08d}-0.png"
         return image if image.exists() else None
 
@@ -89,14 +89,14 @@ class Exporter:
             files.write_bytes(lora.with_suffix(".png"), read_bytes(image, "image"))
 
     def finished_step(self) -> int | None:
-        """Return the step of the finished LoRA that an extended run already has, or None."""
+        """Return the step of the finished LoRA from before the run was extended, or None if there is none."""
         with suppress(LoraFileError):
             step = read_header(self.final_path(), "lora").metadata.get("ss_steps", "")
             return int(step) if step.isdecimal() else None
         return None
 
     def prune(self, keep: int | None, protect: Collection[int | None]) -> None:
-        """Delete all but the newest ``keep`` step files and those of ``protect``; None keeps all."""
+        """Delete all LoRAs of single steps except the newest ``keep`` and the steps in ``protect``; None keeps all."""
         if keep is None:
             return
         stem = glob.escape(self.stem)
@@ -106,7 +106,7 @@ class Exporter:
                     path.unlink(missing_ok=True)
 
     def facts(self, step: int) -> ExportFacts:
-        """Return the metadata of this run's LoRA at ``step``; the same in every attempt."""
+        """Return the metadata for this run's LoRA at ``step``; it is the same in every attempt."""
         job, source = self.job, self.source
         kinds = Counter(image.kind for image in self.images)
         trained = [image for image in self.images if image.kind == "train"]
@@ -153,7 +153,7 @@ def due(step: int, every: int | None) -> bool:
 
 @contextmanager
 def export_mode(engine: Engine) -> Iterator[None]:
-    """Put the model into its exported form: without dropout, with Schedule-Free's averaged weights."""
+    """Put the model into its exported form inside the block: without dropout, with Schedule-Free's averaged weights."""
     engine.adapter.training = False
     try:
         with averaged_weights(engine.optimizer, engine.master_weights):
@@ -174,26 +174,26 @@ class ExportCallback:
         self.finished = exporter.finished_step()
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Export what a killed attempt could not, and a shorter run's finished LoRA as a step's file."""
+        """Export this step's LoRA if it is due but missing, as after a kill or when a finished run is extended."""
         if self._due(progress) and not self.exporter.step_path(progress.step).exists():
             self.save(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Export if a file is due after this step."""
+        """Export the LoRA if it is due after this step."""
         if self._due(progress):
             self.save(progress)
 
     def _due(self, progress: TrainingProgress) -> bool:
-        """Return whether to export: at the set interval, at the best step, and where a shorter run ended.
+        """Return whether to export: at the set interval, at the best step, and at the end of a run since extended.
 
-        The last step is never due: its LoRA is the finished file.
+        The last step is never due, because its LoRA is exported as the finished file.
         """
         step = progress.step
         at_interval = due(step, self.engine.job.report.saving.every_steps)
         return step < self.engine.steps and (at_interval or step in (progress.best_step, self.finished))
 
     def save(self, progress: TrainingProgress, *, final: bool = False) -> Path:
-        """Export the LoRA now, as a step's file or as the finished one, and return its path."""
+        """Export the LoRA now, under the name of its step or of the finished file, and return its path."""
         self.reporter.phase("save", 0, 1)
         with averaged_weights(self.engine.optimizer, self.engine.master_weights):
             path, sha256 = self.exporter.export(

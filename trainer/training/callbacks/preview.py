@@ -27,11 +27,11 @@ from trainer.training.engine import Engine, StepResult, TrainingProgress
 from trainer.training.reporting.reporter import Reporter
 
 OnDrawn = Callable[[int, Path, float], None]
-"""Called with the prompt's index, the image file and the seconds that it took."""
+"""Called with the prompt's index, the image file and the seconds that the image took."""
 
 
 class Previewer:
-    """Renderer of the job's preview prompts, with the model in training."""
+    """Renders the job's preview prompts with the model being trained."""
 
     def __init__(self, job: Job, source: BaseSource, cache: Cache, folder: Path) -> None:
         self.job = job
@@ -45,15 +45,15 @@ class Previewer:
         return self.job.report.previews.prompts
 
     def texts(self) -> list[str]:
-        """Return every text that the previews need, to be encoded with the captions."""
+        """Return all texts that the previews need; they are encoded together with the captions."""
         return [text for prompt in self.prompts for text in (prompt.prompt, prompt.negative)]
 
     def path(self, step: int, index: int) -> Path:
-        """Return the image path of one prompt at one step: samples/step-00000500-0.png."""
+        """Return the image path for one prompt at one step: samples/step-00000500-0.png."""
         return self.folder / f"step-{step:08d}-{index}.png"
 
     def is_complete(self, step: int) -> bool:
-        """Return whether every prompt has its image for this step."""
+        """Return whether every prompt has an image for this step."""
         return all(self.path(step, index).exists() for index in range(len(self.prompts)))
 
     def render_all(
@@ -66,8 +66,8 @@ class Previewer:
     ) -> None:
         """Draw every prompt and write its image; ``encoders`` are the loaded text encoders, if any.
 
-        All latents are drawn before the VAE is loaded, so that with ``preview_offload`` UNet and VAE are never on the
-        GPU at once.
+        All latents are drawn before the VAE is loaded, so that with ``preview_offload`` the UNet and the VAE are never
+        on the GPU at the same time.
         """
         latents, seconds = [], []
         for index, prompt in enumerate(self.prompts):
@@ -123,12 +123,12 @@ class PreviewCallback:
         self.reporter = reporter
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Draw the baseline, or what a killed attempt could not."""
+        """Draw the baseline, or previews due at this step that a killed attempt did not finish."""
         if (progress.step == 0 or self._due(progress.step)) and not self.previewer.is_complete(progress.step):
             self.render(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Draw if previews are due, and after the last step."""
+        """Draw previews if they are due, and after the last step."""
         if self._due(progress.step):
             self.render(progress)
 

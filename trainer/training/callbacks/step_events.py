@@ -63,7 +63,7 @@ class TensorBoardCallback:
 
 
 class StepEventCallback:
-    """Callback that writes an event for each step and keeps the heartbeat."""
+    """Callback that writes an event for each step and keeps the heartbeat up to date."""
 
     phase: ForecastPhase = "train"
 
@@ -73,7 +73,7 @@ class StepEventCallback:
         self.meter = meter
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Report the progress that the run already has."""
+        """Report the progress that earlier attempts have made."""
         self.reporter.phase("train", progress.step, self.engine.steps)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
@@ -98,7 +98,7 @@ class StepEventCallback:
 
 
 class SlowStepWarning:
-    """Callback that warns once when steps take over three times the usual time, until they recover."""
+    """Callback that warns when steps take over three times as long as usual; not again until they are normal."""
 
     phase: ForecastPhase = "train"
 
@@ -121,7 +121,7 @@ class SlowStepWarning:
         """Do nothing: the first steps of an attempt are its warm-up."""
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Compare the step with earlier ones of the same sizes; a step that follows other work is left out."""
+        """Compare the step with earlier steps of the same sizes; skip it if other work ran just before it."""
         now, last = self.clock(), self._last
         self._last = now
         times = self._times[self._sizes(result.step - 1)]
@@ -138,7 +138,7 @@ class SlowStepWarning:
             self._slow = False
 
     def _sizes(self, step: int) -> object:
-        """Return what a step's time depends on: the bucket and the number of images of each micro-batch."""
+        """Return what a step's time depends on: each micro-batch's bucket and number of images."""
         feed = self.engine.batches
         parts = feed.split(feed.batch(step))
         return tuple(sorted((part[0].image.bucket, len(part)) for part in parts))
@@ -154,7 +154,7 @@ class SlowStepWarning:
 
 
 def reason_for_slowness(device: torch.device) -> tuple[str, str]:
-    """Return why steps may be slow, as a code ("spilled", "hot", "others" or "unknown") and its evidence.
+    """Return why steps may be slow, as a code ("spilled", "hot", "others" or "unknown") and the evidence.
 
     "spilled": GPU memory is full, so the driver uses main memory. "others": other programs use the GPU too.
     """
@@ -163,7 +163,7 @@ def reason_for_slowness(device: torch.device) -> tuple[str, str]:
 
 
 def why_slow(gpu_info: gpu.Gpu, own_pid: int) -> tuple[str, str]:
-    """Return the code and evidence of `reason_for_slowness` from the present state of the GPU."""
+    """Return what `reason_for_slowness` returns, from the GPU's current state."""
     held = gpu_info.total_bytes - gpu_info.free_bytes
     others = [use for use in gpu_info.uses if use.pid != own_pid]
     named = gpu.other_processes_text(gpu_info, own_pid)

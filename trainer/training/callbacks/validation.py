@@ -33,7 +33,7 @@ class ValidationResult:
 
 
 class Validator:
-    """Measurement of the plain MSE loss on a fixed set of samples, with the same noise every time."""
+    """Measures the plain MSE loss on a fixed set of samples, with the same noise every time."""
 
     def __init__(self, images: Sequence[ImageRecord], job: Job, assembler: Collator, device: torch.device) -> None:
         self.held_out = any(image.kind == "validation" for image in images)
@@ -45,7 +45,7 @@ class Validator:
     def measure(
         self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]
     ) -> ValidationResult:
-        """Return the current loss of ``models``, which do not change; reads from the device once, at the end."""
+        """Return the current loss of ``models`` without changing them; reads from the device only once, at the end."""
         losses = []
         timesteps = self.job.report.validation.timesteps
         size = require_value(self.job.fit.micro_batch)
@@ -65,9 +65,9 @@ class Validator:
 def losses_of_image(
     models: StepModels, schedule: NoiseSchedule, batches: Iterable[MicroBatch], device: torch.device
 ) -> Tensor:
-    """Return the losses of all ``batches`` in a row, on ``device``.
+    """Return the losses of all ``batches``, concatenated, on ``device``.
 
-    It reads nothing back to the host, so that forecasts can trace it.
+    Reads nothing back to the host, so that forecasts can trace it.
     """
     return torch.cat([validation_loss(models, schedule, batch.to(device)) for batch in batches])
 
@@ -83,12 +83,12 @@ class ValidationCallback:
         self.reporter = reporter
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Measure the untrained base, or what an interrupted attempt did not finish."""
+        """Measure the loss of the untrained base, or repeat a validation that was interrupted."""
         if progress.step == 0 or progress.unvalidated:
             self._measure(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Measure if validation is due, and after the last step."""
+        """Measure the loss if validation is due, and after the last step."""
         if due(progress.step, self.engine.job.report.validation.every) or progress.step == self.engine.steps:
             self._measure(progress)
 

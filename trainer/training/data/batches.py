@@ -1,4 +1,4 @@
-"""The input of each optimizer step: schedule of effective batches, cache shards and micro-batches."""
+"""The input of each optimizer step: the schedule of effective batches, cache shards and micro-batches."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from trainer.training.step import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class CacheShard:
-    """Consecutive epochs whose cached images and texts are on disk at the same time."""
+    """Range of consecutive epochs whose cached images and texts are on disk at the same time."""
 
     first: int
     last: int
     form: tuple[object, ...]
-    """Key of the encoding settings; a plan with other settings encodes the shard again."""
+    """Encoding settings of the shard; under a plan with other settings it is encoded again."""
 
 
 class BatchSchedule:
-    """The effective batches of a run by step, a pure function of the frozen listing and job."""
+    """The effective batch of each step of a run; it depends only on the frozen listing and job."""
 
     def __init__(self, images: Sequence[ImageRecord], job: Job, cache: Cache, *, live_text: bool) -> None:
         self.images = tuple(images)
@@ -82,9 +82,9 @@ class BatchSchedule:
         on_phase: OnPhase,
         report: Callable[[CachingSpeed], object],
     ) -> bool:
-        """Encode the cache shard that ``step`` needs; return False if that is done already.
+        """Encode the cache shard that ``step`` needs; return False if it is already encoded.
 
-        ``report`` gets the speed of each kind of encoding.
+        ``report`` is called with the speed of each kind of encoding.
         """
         if self.holds(step):
             return False
@@ -103,14 +103,14 @@ class BatchSchedule:
         return True
 
     def holds(self, step: int) -> bool:
-        """Return whether the data of ``step`` is cached with the encoding settings of the plan in force."""
+        """Return whether the data for ``step`` is cached with the encoding settings of the plan in force."""
         shard = self.prepared
         if shard is None or shard.form != encoding_settings(self.job.fit):
             return False
         return shard.first <= self.epoch_of(step) <= shard.last
 
     def _list_shard(self, first: int) -> tuple[CacheShard, list[Sample]]:
-        """Return a shard of the epochs from ``first`` on that fit the disk limit, and its distinct samples."""
+        """Return a shard with as many epochs from ``first`` as fit the disk limit, and its distinct samples."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
         last_epoch = self.epoch_of(require_value(self.job.recipe.steps) - 1)
         distinct: dict[tuple[str, str], Sample] = {}
@@ -133,7 +133,7 @@ class BatchSchedule:
 
 
 class Collator:
-    """Builder of a run's micro-batches."""
+    """Builds a run's micro-batches."""
 
     def __init__(self, job: Job, source: BaseSource, cache: Cache, *, live_text: bool) -> None:
         self.job = job
@@ -142,13 +142,13 @@ class Collator:
         self.live_text = live_text
 
     def stream(self, sample: Sample, purpose: Purpose) -> np.random.Generator:
-        """Return the random stream for one use of one image and one purpose."""
+        """Return the random number generator for one use of an image and one purpose."""
         return generator(
             self.job.recipe.seed, purpose, epoch=sample.epoch, sample=sample.image.id, repeat=sample.repeat
         )
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        """Return a CPU micro-batch of ``samples`` (one bucket), part of a batch of ``batch_size``."""
+        """Return a micro-batch on the CPU from ``samples`` (one bucket), part of a batch of ``batch_size``."""
         objective = self.job.recipe.objective
         entries = [self.cache.latents(sample) for sample in samples]
         latents = [self._draw_latents(sample, entry) for sample, entry in zip(samples, entries, strict=True)]
@@ -168,7 +168,7 @@ class Collator:
         )
 
     def assemble_fixed(self, sample: Sample, timesteps: Sequence[int]) -> MicroBatch:
-        """Return one image at several timesteps, for validation; the same every time.
+        """Return a micro-batch with one image at several timesteps, for validation; it is the same every time.
 
         The latents are the mean of their posterior, the noise depends only on image and timestep, and there is no mask.
         """
@@ -198,7 +198,7 @@ class Collator:
         return scale_latents(self.source.vae_config, drawn)
 
     def _perturbed(self, samples: Sequence[Sample], noise: Sequence[np.ndarray]) -> Tensor | None:
-        """Return the input's noise for input perturbation (Ning et al. 2023), or None if it is off."""
+        """Return the noise to add to the input for input perturbation (Ning et al. 2023), or None if it is off."""
         strength = np.float32(self.job.recipe.objective.input_perturbation)
         if not strength:
             return None
@@ -222,7 +222,7 @@ class Collator:
     def _mask(self, entries: Sequence[dict[str, Tensor]]) -> Tensor | None:
         """Return loss weights per latent pixel: 1 inside a mask, ``unmasked_weight`` outside.
 
-        Gray values are between the two.
+        Gray mask values give weights in between.
         """
         if not any("mask" in entry for entry in entries):
             return None
@@ -237,7 +237,7 @@ class Collator:
 
 
 def join_texts(texts: Sequence[TextConditioning]) -> TextConditioning:
-    """Return single texts as one batch."""
+    """Concatenate encoded texts into one batch."""
     pooled = [text.pooled for text in texts if text.pooled is not None]
     return TextConditioning(torch.cat([text.hidden for text in texts]), torch.cat(pooled) if pooled else None)
 
@@ -245,14 +245,14 @@ def join_texts(texts: Sequence[TextConditioning]) -> TextConditioning:
 class PrefetchCollator(Collator):
     """A collator that builds the run's next micro-batch in a thread while the current one is used.
 
-    Reading and verifying cache entries and drawing noise take some milliseconds per image at SDXL's size, during which
+    Reading and verifying cache entries and drawing noise takes some milliseconds per image at SDXL's size, during which
     the GPU would idle between steps. A micro-batch depends only on its samples, so it does not matter when it is built.
-    One is prefetched at a time, for a GPU into pinned memory, so that the copy to the GPU does not block. An error in
-    the thread is raised when that micro-batch is requested.
+    One micro-batch is prefetched at a time, into pinned memory for a GPU, so that the copy to the GPU does not block.
+    An error in the thread is raised when that micro-batch is requested.
     """
 
     def __init__(self, assembler: Collator, feed: BatchSchedule, device: torch.device, step: Callable[[], int]) -> None:
-        """``step`` returns the number of finished optimizer steps."""
+        """Wrap ``assembler``; ``step`` returns the number of finished optimizer steps."""
         super().__init__(assembler.job, assembler.source, assembler.cache, live_text=assembler.live_text)
         self.feed = feed
         self.device = device
@@ -263,7 +263,7 @@ class PrefetchCollator(Collator):
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
         """Return the micro-batch as `Collator.assemble` does, and start building the next one.
 
-        A prefetched micro-batch of other samples, as after a change of plan, is dropped.
+        A prefetched micro-batch of other samples, for example after a change of plan, is discarded.
         """
         prefetched, self._prefetched = self._prefetched, None
         if prefetched is not None and prefetched[:2] == (samples, batch_size):
@@ -281,7 +281,7 @@ class PrefetchCollator(Collator):
         return micro
 
     def _prefetch(self, samples: Sequence[Sample]) -> None:
-        """Start building the micro-batch after ``samples``, if it is known and cached."""
+        """Start building the micro-batch that follows ``samples``, if there is one and its data is cached."""
         following = self._following(samples)
         if following is not None:
             self._prefetched = (*following, self._worker.submit(self._assemble, *following))

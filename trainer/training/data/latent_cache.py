@@ -1,4 +1,4 @@
-"""The disk cache of latents and text embeddings: keyed by content and verified when read."""
+"""Disk cache of latents and text embeddings, keyed by content and verified when read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and bytes of CPU ``tensors``, whatever their order."""
+    """Return the SHA-256 of the names, dtypes, shapes and bytes of CPU ``tensors``, independent of their order."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -58,9 +58,9 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 
 def require_unchanged(images: Iterable[ImageRecord], check: Callable[[], object] = lambda: None) -> None:
-    """Raise DatasetError with the images and masks whose files are missing or differ from the listing.
+    """Raise DatasetError if image or mask files are missing or differ from the listing.
 
-    Reads every file, so ``check`` is called before each; it may raise to interrupt.
+    Reads every file and calls ``check`` before each; ``check`` may raise to interrupt.
     """
     stated = [(image.path, image.id) for image in images]
     stated += [(image.mask_path, image.mask_id) for image in images if image.mask_path and image.mask_id]
@@ -100,8 +100,8 @@ class EntryStore:
     def write(self, key: str, tensors: dict[str, Tensor]) -> None:
         """Write an entry atomically, with the digest of its content in the header.
 
-        It is not synced to disk: an entry that a power failure damages is found by its digest and encoded again. Raises
-        ResumableError if the disk is full, else OSError.
+        It is not synced to disk: an entry damaged by a power failure is found by its digest and encoded again. Raises
+        ResumableError if the disk is full, and OSError for other failures.
         """
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         target = self.path(key)
@@ -137,7 +137,7 @@ class EntryStore:
             return None  # a damaged entry can raise anything; it is encoded again
 
     def is_valid(self, key: str) -> bool:
-        """Return whether the entry exists undamaged, and mark it as used; a damaged one is deleted."""
+        """Return whether the entry exists and is undamaged; mark it as used, or delete it if it is damaged."""
         path = self.path(key)
         if self.read(key) is None:
             path.unlink(missing_ok=True)
@@ -149,7 +149,7 @@ class EntryStore:
 
 
 class Cache:
-    """The cache of a run: latents by the base's VAE, and text embeddings by its text encoders."""
+    """The cache of a run: latents from the base's VAE, and text embeddings from its text encoders."""
 
     def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
         self.entries = CacheKeys(folder, job, source.family, source.vae_hash, source.text_hash)
@@ -159,7 +159,7 @@ class Cache:
 
     @property
     def job(self) -> Job:
-        """Return the job under the plan in force, which determines encodings and their keys."""
+        """Return the job with the fit settings in force, which determine the encodings and their keys."""
         return self.entries.job
 
     @job.setter
@@ -177,9 +177,9 @@ class Cache:
     def ensure_latents(self, samples: Iterable[Sample], progress: OnProgress) -> events.CachingSpeed | None:
         """Encode missing and damaged latents; the VAE is loaded only if there are any, and freed afterwards.
 
-        Images are encoded one at a time, so that none affects another's rounding; meanwhile the next ones are decoded
-        and the last one is written. ``progress`` counts the entries on disk. Returns the speed, or None if nothing was
-        missing.
+        Images are encoded one at a time, so that none affects another's rounding. In the background, the next images
+        are decoded and the last latents are written. ``progress`` receives the number of entries on disk. Returns the
+        speed, or None if nothing was missing.
         """
         wanted = {self.image_key(sample): sample for sample in samples}
         missing = self._missing(self.latent_store, wanted)
@@ -196,7 +196,7 @@ class Cache:
         return _cached("cache_pictures", pace)
 
     def _missing(self, store: EntryStore, wanted: Iterable[str]) -> list[str]:
-        """Return the keys of missing and damaged entries; reading thousands takes seconds."""
+        """Return the keys of missing and damaged entries; reading thousands of entries takes seconds."""
 
         def is_missing(key: str) -> bool:
             self.source.check()
@@ -228,7 +228,7 @@ class Cache:
     def _crop(self, sample: Sample) -> tuple[Floats, Floats | None]:
         """Return the VAE's input and the mask, if any.
 
-        Shapes (1, 3, height, width) from -1 to 1, and (height, width) from 0 to 1.
+        The input has shape (1, 3, height, width) and values from -1 to 1, the mask (height, width) and 0 to 1.
         """
         dataset = self.job.dataset
         pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
@@ -245,9 +245,9 @@ class Cache:
         self.texts.drop_written({self.text_key(text) for text in texts})
 
     def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.CachingSpeed | None:
-        """Encode missing and damaged texts, several at once unless runs have to be deterministic.
+        """Encode missing and damaged texts, several at once unless the run has to be deterministic.
 
-        Meanwhile the last ones are written. Otherwise like `ensure_pictures`.
+        The previous texts are written in the background. Otherwise works like `ensure_latents`.
         """
         wanted = {self.text_key(text): text for text in texts}
         missing = self._missing(self.texts, wanted)
@@ -279,14 +279,14 @@ class Cache:
             return pipeline.run(groups, lambda count: on_written(done[count - 1])).of_parts(len(missing))
 
     def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
-        """Return embeddings of ``texts`` by loaded encoders, without the cache."""
+        """Encode ``texts`` with loaded encoders, without the cache, and return the embeddings."""
         recipe = self.job.recipe
         return encode_texts(self.source.family, encoders, texts, recipe.clip_skip, self.device, recipe.token_chunks)
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
         """Return ``mean`` and ``std`` of a sample's posterior, and its ``mask`` if it has one.
 
-        Shapes (4, h/8, w/8) unscaled fp32, and (1, h/8, w/8).
+        ``mean`` and ``std`` are fp32 of shape (4, h/8, w/8), not scaled; ``mask`` has shape (1, h/8, w/8).
         """
         return self._entry(self.latent_store, self.image_key(sample), f"the latents of {sample.image.path.name}")
 
@@ -326,7 +326,7 @@ def _groups(keys: Sequence[str], size: int) -> list[Sequence[str]]:
 
 
 def _each_text(encoded: TextConditioning) -> list[dict[str, Tensor]]:
-    """Return each text's tensors on the CPU, copied from the device in one transfer for all texts."""
+    """Return each text's tensors on the CPU; all texts are copied from the device in one transfer."""
     parts = {"hidden": encoded.hidden}
     if encoded.pooled is not None:
         parts["pooled"] = encoded.pooled

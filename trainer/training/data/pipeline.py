@@ -1,6 +1,6 @@
-"""A three-stage pipeline: threads prepare items ahead, the caller computes, one thread writes.
+"""A three-stage pipeline: threads prepare items in advance, the caller computes, one thread writes.
 
-Computation runs in the caller's thread and in the order of the items, so its results are those of a plain loop.
+The caller's thread computes in the order of the items, so the results are the same as in a plain loop.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Generic, TypeVar
 from trainer.host import usable_cores
 
 READER_THREADS = min(4, usable_cores())
-"""Threads that prepare items; more would gain little and take more memory."""
+"""Number of threads that prepare items; more would gain little and take more memory."""
 MAX_PENDING_WRITES = 8
-"""Number of results that may wait to be written."""
+"""Maximum number of results waiting to be written."""
 
 Item = TypeVar("Item")
 Ready = TypeVar("Ready")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PipelineSpeed:
-    """Throughput of a pipeline, and items per second of each stage if it waited for no other."""
+    """Throughput of a pipeline, and the items per second that each stage would reach if it never had to wait."""
 
     count: int
     seconds: float
@@ -38,24 +38,24 @@ class PipelineSpeed:
     keep: float
 
     def of_parts(self, parts: int) -> PipelineSpeed:
-        """Return the pace in ``parts``, where each item of the pipeline held several of them."""
+        """Return the speed counted in ``parts``, if each item of the pipeline contained several."""
         share = parts / self.count
         return PipelineSpeed(parts, self.seconds, self.ready * share, self.compute * share, self.keep * share)
 
 
 @dataclass(frozen=True)
 class Pipeline(Generic[Item, Ready, Result]):
-    """The stages: ``ready`` prepares an item, ``compute`` computes, ``keep`` writes the result."""
+    """A pipeline of three stages: ``prepare`` an item, ``compute`` its result, ``write`` the result."""
 
     prepare: Callable[[Item], Ready]
     compute: Callable[[Ready], Result]
     write: Callable[[Item, Result], object]
 
     def run(self, items: Iterable[Item], on_written: Callable[[int], object]) -> PipelineSpeed:
-        """Pass all ``items`` through the stages in order and return the pace.
+        """Pass all ``items`` through the stages in order and return the speed.
 
-        ``on_written`` is called in this thread with the number of written results, once for each. An error in a stage
-        is raised here when its item's turn comes; results computed before are still written.
+        ``on_written`` is called in this thread after each written result, with the number written so far. An error in
+        a stage is raised here when its item's turn comes; results computed before it are still written.
         """
         started = time.perf_counter()
         ready_seconds = compute_seconds = keep_seconds = 0.0
@@ -94,7 +94,7 @@ class Pipeline(Generic[Item, Ready, Result]):
 def _prefetched(
     work: Callable[[Item], Ready], items: Iterable[Item]
 ) -> Generator[tuple[Item, tuple[Ready, float]], None, None]:
-    """Yield each item with the result of ``work`` and its seconds, in order; one per thread is started."""
+    """Yield each item, in order, with the result of ``work`` and its seconds; one item per thread is started early."""
     started: deque[tuple[Item, Future[tuple[Ready, float]]]] = deque()
     pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")
     try:
@@ -122,7 +122,7 @@ def _rate(count: int, seconds: float) -> float:
 
 
 class MemoryLimiter:
-    """A limit on the sum of what threads hold at once, such as the pixels of images being decoded."""
+    """Limits the total that threads use at the same time, such as pixels of images being decoded."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -131,7 +131,7 @@ class MemoryLimiter:
 
     @contextmanager
     def hold(self, amount: float) -> Iterator[None]:
-        """Wait until ``amount`` fits and hold it inside the block; more than the limit counts as the limit."""
+        """Wait until ``amount`` fits within the limit, and reserve it inside the block; it is capped at the limit."""
         amount = min(amount, self.limit)
         with self._changed:
             self._changed.wait_for(lambda: self._available >= amount)

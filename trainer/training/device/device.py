@@ -1,4 +1,4 @@
-"""The device that a run trains on: choice, attention kernels and numeric settings."""
+"""The device that a run trains on: its choice, attention kernels and numeric settings."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def this_machine(requested: str | None) -> Machine:
 
 
 def own_bytes(gpu_info: gpu.Gpu, index: int) -> int | None:
-    """Return the bytes that this process holds on PyTorch's GPU ``index``, its CUDA context included.
+    """Return the bytes that this process uses on PyTorch's GPU ``index``, including its CUDA context.
 
-    Returns None if there is a context but the driver does not report its size: on Windows, and in containers with
-    their own process ids.
+    Returns None if there is a context but the driver does not report its size, as on Windows and in containers that
+    have their own process ids.
     """
     # This attribute is private, and missing in PyTorch's CPU build.
     has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
@@ -65,7 +65,7 @@ def own_bytes(gpu_info: gpu.Gpu, index: int) -> int | None:
 
 
 def freest_gpu() -> str:
-    """Return the name of the GPU with the most free memory."""
+    """Return the device name of the GPU with the most free memory, such as "cuda:1"."""
     free = [gpu_info(index).free_bytes for index in range(torch.cuda.device_count())]
     return f"cuda:{free.index(max(free))}"
 
@@ -74,8 +74,8 @@ def freest_gpu() -> str:
 def numeric_settings(job: Job) -> Iterator[None]:
     """Apply the frozen job's threads, determinism and fp16 accumulation inside the block.
 
-    It also makes the job's GPU the current one. Events and streams without a device are created on the current GPU; on
-    another one they would time nothing and create a CUDA context of hundreds of MiB there.
+    Also makes the job's GPU the current one. Events and streams without a device are created on the current GPU; on
+    another GPU they would time nothing and create a CUDA context of hundreds of MiB.
     """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     accumulation = torch.backends.cuda.matmul.allow_fp16_accumulation
@@ -110,7 +110,7 @@ AttentionChoice = Literal["auto", "flash", "efficient", "math", "cudnn"]
 
 @contextmanager
 def attention_kernels(choice: AttentionChoice, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Allow only the attention kernels of ``choice`` inside the block, in recomputed forward passes too.
+    """Allow only the attention kernels of ``choice`` inside the block, including recomputed forward passes.
 
     Wrap it around training and validation, but not around the VAE: few kernels support its single wide head. Raises
     JobError if the device has none of these kernels for ``dtype``.
@@ -125,7 +125,7 @@ def attention_kernels(choice: AttentionChoice, device: torch.device, dtype: torc
 def choose_attention_kernel(
     choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]
 ) -> AttentionChoice:
-    """Return the kernel to freeze a run with: for "auto" the first that supports heads of all ``widths``.
+    """Return the kernel to store in the frozen job: for "auto" the first that supports heads of all ``widths``.
 
     Raises JobError if a kernel that the user chose does not support them on this device, and RuntimeError if memory
     runs out.
@@ -151,7 +151,7 @@ def head_widths(unet: Config, texts: Iterable[Config]) -> set[int]:
 
 
 def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Iterable[int]) -> None:
-    """Run tiny attentions forward and backward: only a failure shows that PyTorch lacks a kernel."""
+    """Run tiny attention calls forward and backward: only a failure shows that PyTorch lacks the kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # one per refused kernel, with a reason for developers
         try:

@@ -1,4 +1,4 @@
-"""Operations of PyTorch's dispatcher that start no work on the device: views and allocations."""
+"""Dispatcher operations that start no work on the device: views and allocations."""
 
 from __future__ import annotations
 

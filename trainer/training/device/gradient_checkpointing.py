@@ -26,10 +26,10 @@ def set_checkpointing(
 ) -> None:
     """Set gradient checkpointing to ``choice``, whatever it was before; gradients stay the same.
 
-    "none": nowhere. "full": every block of the UNet and every layer of the text encoders. A list: these blocks of the
-    UNet, such as "down_blocks.1" or "mid_block". Call it again after a text encoder's ``eval()``, which turns it off
-    there. The random state is saved for recomputation only if there are ``dropouts``, because a CUDA graph cannot
-    record that. Raises JobError for a block that the UNet does not have.
+    "none": nowhere. "full": in every block of the UNet and every layer of the text encoders. A list: in these blocks of
+    the UNet, such as "down_blocks.1" or "mid_block". Call this again after a text encoder's ``eval()``, which turns
+    checkpointing off there. The random state is saved for recomputation only if there are ``dropouts``, because CUDA
+    graphs cannot record that. Raises JobError for a block that the UNet does not have.
     """
     blocks = checkpointing_blocks(unet)
     chosen = () if choice == "none" else tuple(blocks) if choice == "full" else tuple(choice)
@@ -49,7 +49,7 @@ def set_checkpointing(
 
 
 def checkpointing_blocks(unet: UNet2DConditionModel) -> dict[str, nn.Module]:
-    """Return the UNet's blocks by the names that a job may list, in the order of the forward pass."""
+    """Return the UNet's blocks by the names used in jobs, in the order of the forward pass."""
     down = {f"down_blocks.{index}": block for index, block in enumerate(unet.down_blocks)}
     middle = {} if unet.mid_block is None else {"mid_block": unet.mid_block}
     up = {f"up_blocks.{index}": block for index, block in enumerate(unet.up_blocks)}
@@ -57,7 +57,7 @@ def checkpointing_blocks(unet: UNet2DConditionModel) -> dict[str, nn.Module]:
 
 
 def _checkpointed(module: nn.Module, *inputs: Any, dropouts: bool) -> Any:
-    """Run a module under PyTorch's checkpoint, through ``__call__`` so that its hooks run."""
+    """Run a module under PyTorch's checkpointing, through ``__call__`` so that its hooks run."""
     return checkpoint(module.__call__, *inputs, use_reentrant=False, preserve_rng_state=dropouts)
 
 
@@ -69,7 +69,7 @@ def _switch_off(block: nn.Module) -> None:
 
 
 def _switch_layers(encoder: PreTrainedModel, *, on: bool, dropouts: bool) -> None:
-    """Turn checkpointing of a text encoder's layers on or off.
+    """Turn checkpointing on or off for a text encoder's layers.
 
     transformers checkpoints a layer only in train mode. Only the layer itself is put into train mode, not its
     submodules, whose dropouts would become active.

@@ -1,4 +1,4 @@
-"""Freeing GPU memory: returning cached memory to the driver, moving idle models to main memory."""
+"""Freeing of GPU memory: return cached memory to the driver, move idle models to main memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def empty_cache(device: torch.device) -> None:
 def release_at(point: ReleasePoint, device: torch.device) -> None:
     """Return cached memory to the driver at a point of a run that the forecast also models.
 
-    Use it at points that every run passes, and :func:`release` where something has gone wrong.
+    Use this at points that every run passes, and :func:`empty_cache` after something has gone wrong.
     """
     _LOG.debug("Returning cached memory after %s", point)
     empty_cache(device)
@@ -84,11 +84,11 @@ def free_weights(model: nn.Module) -> None:
 
 
 def is_emptied(model: nn.Module) -> bool:
-    """Return whether weights of a model have no memory: discarded, or not brought back from `away`."""
+    """Return whether any of a model's weights have no memory: freed, or not brought back by `offloaded`."""
     return any(weight.numel() and not weight.untyped_storage().nbytes() for weight in model.parameters())
 
 
 def _storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of a model's tensors; on the CPU some are not torch's and cannot be resized."""
+    """Yield the storages of a model's tensors; on the CPU some are not owned by torch and cannot be resized."""
     for tensor in (*model.parameters(), *model.buffers()):
         yield tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""Out-of-memory errors: recognition, location and wording, and a memory cap that makes them happen."""
+"""Out-of-memory errors: detection, location and wording, and a memory cap that raises them in time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MESSAGES = (
 # exists for a convolution or none could allocate its workspace.
 _NO_ENGINE = ("unable to find an engine", "unable to find a valid cudnn algorithm")
 _WORKSPACE_BYTES = 1 << 30
-"""Free bytes below which a convolution without an engine counts as out of memory."""
+"""If fewer bytes are free, a convolution for which no engine is found counts as out of memory."""
 _REQUESTED = re.compile(r"ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _ALLOCATED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is allocated by PyTorch")
 _CACHED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated")
@@ -62,11 +62,11 @@ class OomDetails:
     requested: int | None
     """Bytes that could not be allocated; None if the error does not state them."""
     stage: str
-    """Stage of the training step, "" outside of a step."""
+    """Stage of the training step; "" outside a step."""
     module: str
-    """Dotted path of the running module, "" if none was running, as in most of backward."""
+    """Dotted path of the module that was running; "" if none was, as in most of backward."""
     allocated: int | None
-    """Bytes in use at that moment, to about 10 MiB; None if the error does not state them."""
+    """Bytes that PyTorch had allocated, to about 10 MiB; None if the error does not state them."""
     reserved: int | None
     """Bytes that PyTorch had reserved from the driver, to about 10 MiB; None if the error does not state them."""
 
@@ -84,7 +84,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _available_on_gpu() -> float:
-    """Return the bytes that PyTorch may still reserve on the current GPU; infinity without a GPU."""
+    """Return how many more bytes PyTorch may reserve on the current GPU; infinity without a GPU."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return math.inf
     free, total = torch.cuda.mem_get_info()
@@ -99,7 +99,7 @@ def gpu_of(error: BaseException) -> int | None:
 
 
 def concerns_gpu(error: BaseException) -> bool:
-    """Return whether GPU memory ran out rather than main memory."""
+    """Return whether an out-of-memory error is about GPU memory rather than main memory."""
     return not isinstance(error, MemoryError) and re.search("cuda|cublas|cudnn|GPU", str(error), re.I) is not None
 
 
@@ -109,10 +109,10 @@ def requested_bytes(error: BaseException) -> int | None:
 
 
 def oom_details(error: BaseException, models: Mapping[str, nn.Module]) -> OomDetails:
-    """Return the details of an out-of-memory error, with the module by the names of ``models``.
+    """Return the details of an out-of-memory error, with the module's path starting at a name in ``models``.
 
-    The stage and the module come from the local variables of the traceback's frames. The result keeps no frame, and
-    so no tensor, alive.
+    The stage and the module come from the local variables of the traceback's frames. The result keeps no frames, and
+    therefore no tensors, alive.
     """
     message = str(error)
     requested, allocated, cached = (_bytes(pattern, message) for pattern in (_REQUESTED, _ALLOCATED, _CACHED))
@@ -141,11 +141,11 @@ def _bytes(pattern: re.Pattern[str], message: str) -> int | None:
 
 
 def _ended_frames(trace: TracebackType | None) -> Iterator[FrameType]:
-    """Yield the frames of a traceback that have ended, the outermost first.
+    """Yield the frames of a traceback that have ended, outermost first.
 
-    Frames that are still running are left out. On Python 3.11 and 3.12 reading ``f_locals`` of a running frame creates
-    a mapping that the frame keeps until it returns. The mapping of our caller would hold the error, and with it
-    everything that the failed work had allocated, so that the retry would run out of memory as well.
+    Frames that are still running are left out: on Python 3.11 and 3.12, reading ``f_locals`` of a running frame creates
+    a mapping that the frame keeps until it returns. Our caller's mapping would reference the error, and with it
+    everything that the failed work had allocated, so the retry would run out of memory as well.
     """
     running: set[FrameType] = set()
     frame: FrameType | None = sys._getframe()
@@ -163,8 +163,8 @@ def gpu_guard(action: str) -> Iterator[None]:
     """Turn an out-of-memory error inside the block into an error for users.
 
     ``action`` completes "Could not ...". Wrap it around everything that touches a GPU: on a full GPU the first tensor
-    fails, wherever it is created, and so does a kernel that is only probed. A run that has started recovers from most
-    of these errors itself (trainer.training.recovery).
+    fails, wherever it is created, and even probing a kernel fails. Once a run has started, it recovers from most of
+    these errors itself (trainer.training.recovery).
     """
     try:
         yield
@@ -175,7 +175,7 @@ def gpu_guard(action: str) -> Iterator[None]:
 
 
 def oom_error(error: BaseException, action: str) -> ImpastoError:
-    """Return an out-of-memory error as an error for users that names the programs using the memory."""
+    """Return the error to show users for an out-of-memory error; it names the programs that use the memory."""
     requested = requested_bytes(error)
     more = f"{size(requested)} more requested" if requested else ""
     if not concerns_gpu(error):
@@ -203,7 +203,7 @@ def close_programs_advice(gpu_info: gpu.Gpu | None) -> str:
 
 
 def current_gpu_info(device: torch.device) -> gpu.Gpu | None:
-    """Return the present state of the run's GPU; None on the CPU and if the driver does not answer."""
+    """Return the current state of the run's GPU; None on the CPU or if the driver does not answer."""
     if device.type == "cuda":
         with suppress(ImpastoError, RuntimeError):
             return gpu_info(device.index or 0)
@@ -211,7 +211,7 @@ def current_gpu_info(device: torch.device) -> gpu.Gpu | None:
 
 
 def _full_gpu(index: int | None) -> gpu.Gpu | None:
-    """Return PyTorch's GPU ``index``, or if it is None the GPU with the least free memory."""
+    """Return the state of PyTorch's GPU ``index``, or of the GPU with the least free memory if ``index`` is None."""
     if index is not None:
         return current_gpu_info(torch.device("cuda", index))
     found: list[gpu.Gpu] = []
@@ -223,9 +223,9 @@ def _full_gpu(index: int | None) -> gpu.Gpu | None:
 def cap_memory(device: torch.device) -> int | None:
     """Cap PyTorch's memory slightly below what is free on the GPU now, and return the cap in bytes.
 
-    Without a cap the Windows driver spills into main memory when the GPU is full, and a step takes minutes. With it
-    PyTorch raises OutOfMemoryError, from which a run can recover. Call it before anything is timed, and again when
-    training starts. Returns None on the CPU, and if the environment chooses another allocator, which cannot be capped.
+    Without a cap, the Windows driver spills into main memory when the GPU is full, and a step takes minutes. With one,
+    PyTorch raises OutOfMemoryError, from which a run can recover. Call this before anything is timed, and again when
+    training starts. Returns None on the CPU, and if the environment selects another allocator, which cannot be capped.
     """
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
@@ -236,7 +236,7 @@ def cap_memory(device: torch.device) -> int | None:
 
 
 def gpu_info(index: int) -> gpu.Gpu:
-    """Return PyTorch's GPU ``index`` as the driver describes it, or PyTorch if the driver does not.
+    """Return PyTorch's GPU ``index`` as described by the driver, or by PyTorch if the driver does not answer.
 
     Asking the driver takes no memory; asking PyTorch for the free memory creates a CUDA context of hundreds of MiB.
     """
