@@ -47,7 +47,7 @@ class Ending:
 
     name: EndingName
     accepted: bool
-    """Whether the engine is carrying it out, so that it can no longer be withdrawn."""
+    """Whether the engine is carrying out the command, which can then no longer be withdrawn."""
 
 
 @dataclass(frozen=True)

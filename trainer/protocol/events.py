@@ -112,7 +112,7 @@ class CachingSpeed(Event):
 
     @property
     def limits(self) -> dict[str, float]:
-        """Return the items per second that each stage (decode, encode, write) could reach alone, where measurable."""
+        """Return the items per second that each stage (decode, encode, write) could reach alone, if measurable."""
         stages = {"decode": self.decode, "encode": self.encode, "write": self.write}
         return {name: limit for name, limit in stages.items() if limit and limit < MAX_RATE}
 

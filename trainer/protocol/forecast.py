@@ -79,7 +79,7 @@ class Peak:
     by_kind: Mapping[str, int]
     """Allocated bytes by kind: weights, adapter, gradients, optimizer, activations, temporary, workspace."""
     largest: tuple[tuple[str, int], ...]
-    """Modules that hold the most memory, with their bytes, largest first."""
+    """Modules that use the most memory, with their bytes, largest first."""
 
 
 @json_keys("phase", "allocated", "reserved", "host", "seconds", "peaks", "timeline")

@@ -1,4 +1,4 @@
-"""Hold file locks, which the operating system releases when their holder exits or is killed."""
+"""Lock files; the operating system releases a lock when its holder exits or is killed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ else:
 
 
 class LockBusyError(Exception):
-    """The lock is held elsewhere."""
+    """The lock has another holder."""
 
 
 @contextlib.contextmanager

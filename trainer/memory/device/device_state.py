@@ -1,4 +1,4 @@
-"""State of a GPU at one moment, with everything a forecast needs to know about it. Needs no torch."""
+"""Determine the current state of a GPU or the CPU, on which a forecast depends. Needs no torch."""
 
 from __future__ import annotations
 

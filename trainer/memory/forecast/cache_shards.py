@@ -103,7 +103,7 @@ def later_shards(
     share = shown / samples_per_epoch(some)
     first, new = _samples(some, recipe, 0), _new_in(some, recipe, 1)
     sizes = [share * sum(_latent_bytes(one.image) + text for one in of.values()) for of in (first, new)]
-    # Epochs that fit beside the first one, at the growth of the second.
+    # Epochs that fit in addition to the first one, at the growth of the second.
     more = int((limit - sizes[0]) // sizes[1]) if sizes[1] and limit < float("inf") else epochs
     listed = MAX_SHARD_SAMPLES // shown
     together = max(1, min(1 + more, listed, epochs))

@@ -58,7 +58,7 @@ MOST_KEPT = 64
 MOST_PEAKS = 8
 # Main memory that Python, PyTorch with CUDA and the libraries take before anything is loaded.
 PROCESS_BYTES = 1_600_000_000
-# Free bytes to assume where nothing limits a run: more than any machine has.
+# Free bytes to assume if nothing limits a run: more than any machine has.
 MAIN_MEMORY = 2**50
 # CUDA's dtype names in traces, by those of a fit.
 TRACE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -150,7 +150,7 @@ class BudgetCheck(NamedTuple):
 
 
 class RunSimulator:
-    """Simulator of whole runs on a GPU that replays the beginning that several runs share only once.
+    """Simulator of whole runs on a GPU that replays work shared between runs only once.
 
     A plan compares dozens of fits, most of which differ only in training: loading and caching are replayed once.
     Results depend on the GPU only through its workspace sizes and allocator settings, so similar GPUs share them too.
@@ -245,7 +245,7 @@ class RunSimulator:
                 self.before_playing()
                 known = simulation.copy(capacity)  # the original may be shared with other runs
                 play(known)
-                # A limit that made no difference is stored as none, so that every higher limit finds the result.
+                # A limit that made no difference is stored as None, so every higher limit finds the result.
                 _remember(self._played, (None if known.unlimited else capacity, read), (known, traces))
             simulation = known
             if simulation.failure is not None:

@@ -18,7 +18,7 @@ NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 STORED_BYTES = 4
 # A 24-megapixel photo in three copies: decoded, converted to sRGB, and cropped to its bucket.
 IMAGE_BYTES = 3 * 3 * 24_000_000
-# Results waiting to be written, one that arrives meanwhile, and the one being written, as tensors and as a file.
+# Results waiting to be written, one that arrives during a write, and the one being written (as tensors and file).
 RESULTS_WAITING = MAX_PENDING_WRITES + 3
 # Images prepared by each reader, the one being encoded, and the one before it, which is freed after the next arrives.
 CROPS_WAITING = READER_THREADS + 2

@@ -33,7 +33,7 @@ _PARTS: Mapping[str, str] = {
     "vae": "the VAE",
     "noise_schedule": "the last weights",
 }
-# These names are stored in the shipped forecast results: changing one means making those again.
+# These names are stored in the shipped forecast results: changing one means generating the results again.
 _STAGES: Mapping[str, str] = {
     "": "loading {part}",
     "load": "loading {part}",
@@ -61,7 +61,7 @@ _ENDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class HighPoint:
-    """Moment at which a trace holds more memory than shortly before and after."""
+    """Moment at which more memory is allocated than shortly before and after."""
 
     event: int
     """Index of the allocation event that reached it."""
@@ -153,7 +153,7 @@ def _spans(trace: MemoryTrace) -> Iterator[tuple[int, int, str]]:
 
 def _highest(trace: MemoryTrace, live: NDArray[np.int64], start: int, end: int, name: str) -> HighPoint:
     event = start + int(live[start:end].argmax())
-    storage = trace.storages[trace.events[event]]  # a maximum was just reached by a birth
+    storage = trace.storages[trace.events[event]]  # an allocation has just reached the maximum
     return HighPoint(event, name, storage.module, storage.stage, int(live[event]))
 
 

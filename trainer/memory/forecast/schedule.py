@@ -40,7 +40,7 @@ DRIVER_BYTES = 64 << 10
 # shapes would cost traces and change little.
 MOST_BUCKETS = 2
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
-# Rounds to play until reserved memory stops growing; in each one every shape follows every other.
+# Maximum rounds to replay until reserved memory stops growing; in each, every shape follows every other.
 MOST_ROUNDS = 4
 
 
@@ -93,7 +93,7 @@ def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryT
     )
 
 
-# Cached, because RunSimulator recognizes what it has played by the identity of the traces.
+# Cached, because RunSimulator recognizes traces that it has replayed by their identity.
 @lru_cache(maxsize=8)
 def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
     """Return a trace of the master weights' gradients, kept at fixed addresses, and the driver's memory.
@@ -183,7 +183,7 @@ class PhaseTraces:
 
 
 def bounding_buckets(workload: Workload) -> tuple[Size, ...]:
-    """Return the shapes that decide the peak: those with the most and the fewest pixels."""
+    """Return the shapes that determine the peak: the ones with the most and the fewest pixels."""
     sizes = [bucket.size for bucket in workload.buckets]
     return tuple(dict.fromkeys((sizes[0], sizes[-1])))
 
@@ -294,7 +294,7 @@ class RunSchedule:
         steps.append(workload.key("optimizer"))
         # Changing these lists invalidates all stored results, the shipped ones included.
         content: list[object] = [others, steps, parts(workload) > 1, more]
-        if self._records:  # only then, so that keys without graphs stay as they are
+        if self._records:  # only then, because keys without graphs must not change
             content.append(self._graph_shapes())
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
@@ -307,7 +307,7 @@ class RunSchedule:
 
         One case is left out: if a full batch is one micro-batch, a batch of mixed leftovers has several, and the master
         weights' gradients stay allocated while a smaller one is computed. That needs more memory only if the adapter
-        is larger than what the missing images would take.
+        is larger than the memory of the missing images.
         """
         order = transitions(bounding_buckets(self.workload))
         return tuple(trace for bucket in order for trace in optimizer_step(self.workload, self.steps(bucket)))
@@ -317,7 +317,7 @@ class RunSchedule:
         if not self._records:
             return None
         recorded = [self.steps(bucket) for bucket in bounding_buckets(self.workload)]
-        # A shape that occurs late is first computed without a graph, beside all captured ones; it may be any shape.
+        # A shape that occurs late is first computed without a graph, next to all captured ones; it may be any shape.
         beside = self.round() if self._graph_shapes() > 1 else ()
         return graph_schedule(recorded, beside, min(self._graph_shapes(), MAX_CUDA_GRAPHS))
 

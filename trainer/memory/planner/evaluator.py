@@ -140,7 +140,7 @@ class Anchor:
     blocks: tuple[UnetBlock, ...]
     steps: Steps[TraceSummary]
     kept: dict[str | None, int] = field(default_factory=dict)
-    """Bytes saved by block with all blocks checkpointed (the inputs for recomputation); empty until known."""
+    """Bytes saved for backward if all blocks are checkpointed (recomputation inputs), by block; empty until known."""
     grown: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Minimum seconds of a larger micro-batch and of its forward, by micro-batch size."""
 

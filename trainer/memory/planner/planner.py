@@ -136,7 +136,7 @@ def plan(
     planning.evaluator.until, planning.evaluator.left_out = until_beside, False
     quicker = planning.faster(pick)
     most = int(SMALLER * min(chosen.forecast.reserved, device_state.budget))
-    # Caches filled between epochs are encoded beside the model, so their memory depends on the fit and sets no floor.
+    # Later shards are encoded while the model is loaded, so their memory depends on the fit and sets no floor.
     floor = _floor(chosen.forecast, most) if not counts.later.shards else None
     smaller = planning.smaller(pick, most) if floor is None else None
     smallest = smaller is None and (floor is not None or not planning.evaluator.left_out)

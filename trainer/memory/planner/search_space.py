@@ -135,7 +135,7 @@ def _worthwhile(
 
 
 def _quantization_steps(now: str, need: Callable[[str], int]) -> Iterator[FallbackStep]:
-    """Yield steps to fewer bits if they save memory; in a small model few weights are quantized at all."""
+    """Yield steps to fewer bits if they save memory; in small models few weights are quantized at all."""
     least = need(now)
     for bits in QUANTISED[QUANTISED.index(now) + 1 if now in QUANTISED else 0 :]:
         if (needed := need(bits)) < least:

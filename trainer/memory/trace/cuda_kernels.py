@@ -179,7 +179,7 @@ def overwritten(func: OpOverload, args: Sequence[Any], *, backward: bool, after_
         in_place = func in _IN_PLACE_IN_BACKWARD
     else:
         in_place = after_product and func is aten.add.Tensor and _is_tensor_of_fewer_axes(args[1], args[0])
-    # A view shares its memory with the tensor that it was made from, so that something else always holds it.
+    # A view shares its memory with the tensor that it was made from, which always holds it as well.
     return args[0] if in_place and not args[0]._is_view() and _is_dense(args[0]) else None
 
 

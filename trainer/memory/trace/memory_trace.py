@@ -93,7 +93,7 @@ def held_after_forward(trace: MemoryTrace) -> dict[str | None, int]:
 
 
 def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
-    """Return the UNet's blocks, starting with those whose checkpointing saves the most memory for its cost.
+    """Return the UNet's blocks, sorted by memory that checkpointing them saves relative to its cost, best first.
 
     ``micro`` is a micro-batch without checkpointing. The cost is the bytes of weights times the number of positions
     that they are applied to, which falls to a quarter at each deeper level. It ignores attention scores, because it

@@ -274,7 +274,7 @@ def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrac
 def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:
     """Return the trace with new allocations of freed storages added at its beginning."""
     births = np.arange(len(returning), dtype=np.int32)
-    # Indices shift by the new storages; a death ~i becomes ~(i + n) = ~i - n.
+    # Indices shift by the new storages; a free ~i becomes ~(i + n) = ~i - n.
     moved = np.where(trace.events < 0, trace.events - len(returning), trace.events + len(returning)).astype(np.int32)
     return replace(trace, storages=(*returning, *trace.storages), events=np.concatenate([births, moved]))
 

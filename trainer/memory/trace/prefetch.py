@@ -95,7 +95,7 @@ class TracePrefetcher:
             self._end()
 
     def _trace(self, request: TraceRequest) -> None:
-        with suppress(EOFError, OSError):  # the process was ended, or it died
+        with suppress(EOFError, OSError):  # the process was terminated or has crashed
             pipe = self._pipe or self._start()
             pipe.send(request)
             pipe.recv()

@@ -51,7 +51,7 @@ class _LiveStorage(weakref.ref[torch.UntypedStorage]):
 
     __slots__ = ("address", "bytes", "index", "kind", "module", "name", "stage")
 
-    # Both as at birth: a storage that is gone can no longer be asked for them.
+    # Both are from the allocation, because a freed storage can no longer be queried.
     address: int
     bytes: int
     index: int
@@ -118,7 +118,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators: dict[OpOverload, _Operator] = {}
         self._calls: dict[tuple[Any, ...], _Call] = {}
-        # By address, which PyTorch may reuse as soon as a storage is freed: an entry has to go at the storage's death.
+        # By address, which PyTorch may reuse as soon as a storage is freed, so entries must be removed at that moment.
         self._alive: dict[int, _LiveStorage] = {}
         self._storages: list[_LiveStorage | Storage] = []
         self._events: list[int] = []
@@ -141,7 +141,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hooks: list[Any] = []
 
     def close(self) -> None:
-        """Remove the hooks from the watched modules and forget all live storages."""
+        """Remove the hooks from the watched modules and stop tracking all storages."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -179,7 +179,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for path, part in module.named_modules():
             name = f"{prefix}.{path}" if path else prefix
             self._hooks.append(part.register_forward_pre_hook(partial(self._enter, name)))
-            # always_call: checkpointing leaves a module by an exception once it has recomputed enough.
+            # always_call: checkpointing leaves a module through an exception when it has recomputed enough.
             self._hooks.append(part.register_forward_hook(self._leave, always_call=True))
 
     def cut(self, name: str) -> MemoryTrace:
@@ -311,13 +311,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record that a storage was freed; called by its weak reference."""
         if self._alive.pop(live.address, None) is None:
             return
-        # Only the death right after the result's birth counts: with any other event between them, something else held
+        # Only a free right after the result's allocation counts: with any other event in between, something else held
         # the operand while the result was computed, and CUDA would have allocated a new tensor.
         operand, self._operand = self._operand, None
         if operand is not None and live is operand and self._events[-1] == len(self._storages) - 1:
             self._merge_into_operand(operand)
             return
-        # Born in an earlier trace: listed here, so that the replay can find it by its name.
+        # Allocated in an earlier trace: listed here, so the replay can find it by its name.
         if live.index < 0:
             live.index = len(self._storages)
             self._storages.append(live)
@@ -436,7 +436,7 @@ def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
     """
     tracer = Tracer()
     collecting = gc.isenabled()
-    gc.disable()  # otherwise storages in reference cycles would die at moments that depend on what ran before
+    gc.disable()  # otherwise storages in reference cycles would be freed at unpredictable moments
     try:
         with as_on_cuda(kernel), tracer:
             yield tracer

@@ -39,7 +39,7 @@ from trainer.protocol.reading import open_file, parse_json
 T = TypeVar("T")
 Arrays = Mapping[str, NDArray[Any]]
 
-# Raised when the file format changes, so that files of older programs are made again.
+# Incremented when the file format changes, so files of older versions are made again.
 FORM = 3
 NAMELESS = -1
 

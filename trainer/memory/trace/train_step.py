@@ -118,13 +118,13 @@ class _Training:
         trace = self.tracer.cut("micro_step")
         for weight in working.values():
             weight.grad = None
-        self.tracer.cut("")  # a trace to throw away, which takes the deaths
+        self.tracer.cut("")  # discards a trace with the frees
         return trace
 
     def accumulate(self, name: str) -> MemoryTrace:
         """Trace adding the working weights' gradients, created outside of the trace, to the master weights'."""
         masters = self.engine.master_weights
-        # One buffer for each storage: layers computed together share one, which dies with its last gradient.
+        # One buffer for each storage: layers computed together share one, which is freed with its last gradient.
         buffers: dict[int, Tensor] = {}
         for key, place in self.slots.items():
             weight = masters.working[key]

@@ -32,7 +32,7 @@ TracePart = Literal[
 FORM = 7
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "prodigyopt", "schedulefree")
 
-# Values to trace with where a fit leaves a setting open.
+# Values to trace with if a fit leaves a setting unset.
 OPEN_FIT = FitConfig(
     dtype="bf16",
     quantize="none",
@@ -106,7 +106,7 @@ class Workload:
     validation: bool = True
     """Whether validation uses images held out from training; otherwise it uses some training images."""
     validation_buckets: tuple[BucketUse, ...] = ()
-    """Shapes to validate in; if empty, those of ``buckets``."""
+    """Shapes to validate in; if empty, ``buckets`` are used."""
     validation_timesteps: int = 5
     """Number of timesteps at which the loss of each image is measured."""
 
