@@ -24,7 +24,7 @@ MOST_DEBIASED_SNR = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class NoiseSchedule:
-    """The share of image and of noise at each of the 1000 timesteps, as tables that a step indexes.
+    """Tables of the shares of image and noise at each of the 1000 timesteps.
 
     x_t = signal[t] * latents + sigma[t] * noise, with signal = sqrt(alphas_cumprod), sigma = sqrt(1 - alphas_cumprod)
     and snr = (signal / sigma)^2 (Ho et al. 2020, eq. 4). All tables have shape (1000,) and are computed in float64.
@@ -39,27 +39,27 @@ class NoiseSchedule:
 
     @classmethod
     def create(cls, prediction: Prediction, zero_terminal_snr: bool) -> NoiseSchedule:
-        """Return the schedule of both families, float64 on the CPU, rescaled for zero terminal SNR if asked.
+        """Return the schedule of both families, float64 on the CPU, rescaled if ``zero_terminal_snr``.
 
-        The SNR is that of the rescaled schedule. sd-scripts takes it before rescaling, so there the loss weights do not
-        match the noise that is added.
+        The SNR is computed from the rescaled schedule. sd-scripts computes it before rescaling, so its loss weights do
+        not match the noise that is added.
         """
         alphas = alphas_cumprod(zero_terminal_snr)
         return cls(prediction, alphas, alphas / (1.0 - alphas), alphas.sqrt(), (1.0 - alphas).sqrt())
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> NoiseSchedule:
-        """Return the tables on another device; noisy latents, target and loss get this dtype or a wider one."""
+        """Return the tables on ``device``; noisy latents, target and loss get ``dtype`` or a wider one."""
         tables = (self.alphas_cumprod, self.snr, self.signal, self.sigma)
         return NoiseSchedule(self.prediction, *(table.to(device, dtype) for table in tables))
 
     def add_noise(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return noisy latents (B,4,h,w) at ``timesteps`` (B,) int64."""
+        """Return the noisy latents (B,4,h,w) at ``timesteps`` (B,), which are int64."""
         return _spread(self.signal[timesteps]) * latents + _spread(self.sigma[timesteps]) * noise
 
     def target(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return the training target (B,4,h,w): the noise, or v = signal * noise - sigma * latents.
 
-        v as in Salimans and Ho 2022, section 4.
+        For v see Salimans and Ho 2022, section 4.
         """
         if self.prediction == "epsilon":
             return noise
@@ -69,8 +69,8 @@ class NoiseSchedule:
 def alphas_cumprod(zero_terminal_snr: bool) -> Tensor:
     """Return the share of the image's variance that is left at each timestep, (1000,) float64.
 
-    With ``zero_terminal_snr`` its square root is shifted and scaled so that the last is 0 and the first stays as it
-    was (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1).
+    With ``zero_terminal_snr``, its square root is shifted and scaled so that the last value is 0 and the first one is
+    unchanged (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1).
     """
     betas = torch.linspace(math.sqrt(BETA_START), math.sqrt(BETA_END), TIMESTEPS, dtype=torch.float64) ** 2
     alphas = torch.cumprod(1.0 - betas, dim=0)
@@ -87,7 +87,7 @@ def image_losses(prediction: Tensor, target: Tensor, mask: Tensor | None, object
     mse: d^2. huber: 2c (sqrt(d^2 + c^2) - c) with c = ``huber_c``, the smooth pseudo-Huber loss of sd-scripts
     (loss_type huber with the schedule constant): d^2 for errors far below c, 2c|d| far above.
     ``mask`` (B,1,h,w) multiplies the errors before the mean, which is not divided by the mask's own mean
-    (sd-scripts' apply_masked_loss): an image of which half is masked counts half.
+    (sd-scripts' apply_masked_loss): an image that is half masked out counts half.
     """
     if objective.loss == "huber":
         c = objective.huber_c
@@ -100,7 +100,7 @@ def image_losses(prediction: Tensor, target: Tensor, mask: Tensor | None, object
 
 
 def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timesteps: Tensor) -> Tensor:
-    """Return the loss weight of each image by its timestep (B,), in the schedule's dtype.
+    """Return each image's loss weight at its timestep (B,), in the schedule's dtype.
 
     min-SNR with gamma g (Hang et al. 2023, section 3.4): min(snr, g) / snr for epsilon, min(snr, g) / (snr + 1) for v.
     Debiased estimation (Yu et al. 2024; sd-scripts): 1 / sqrt(snr) for epsilon, 1 / (snr + 1) for v, snr at most 1000.
@@ -124,11 +124,10 @@ def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timest
 def draw_noise(
     generator: np.random.Generator, shape: tuple[int, ...], objective: ObjectiveConfig
 ) -> NDArray[np.float32]:
-    """Return the noise of one image, ``shape`` (C,h,w) fp32, from the image's own random stream.
+    """Return the noise for one image, ``shape`` (C,h,w) fp32, from the image's own random number generator.
 
-    The stream makes it independent of the batch. Plain normal noise is drawn first, whatever the options; then the
-    noise offset, one normal number per channel times the offset (Guttenberg 2023, "Diffusion with Offset Noise");
-    then multires noise.
+    It therefore does not depend on the batch. Plain normal noise is always drawn first, then the noise offset, one
+    normal number per channel times the offset (Guttenberg 2023, "Diffusion with Offset Noise"), then multires noise.
     """
     noise = generator.standard_normal(shape, dtype=np.float32)
     if objective.noise_offset:
@@ -140,9 +139,9 @@ def draw_noise(
 
 
 def draw_timestep(generator: np.random.Generator, objective: ObjectiveConfig) -> int:
-    """Return a random timestep from ``timestep_min`` to ``timestep_max``, both included.
+    """Return a random timestep from ``timestep_min`` to ``timestep_max``, inclusive.
 
-    uniform: all equally likely. logit_normal: the sigmoid of a normal number is the position in the range (Esser et
+    uniform: all are equally likely. logit_normal: the position in the range is the sigmoid of a normal number (Esser et
     al. 2024, section 3.1, with mean 0 and standard deviation 1).
     """
     low, high = objective.timestep_min, objective.timestep_max
@@ -155,11 +154,11 @@ def draw_timestep(generator: np.random.Generator, objective: ObjectiveConfig) ->
 def _add_coarser_noise(
     generator: np.random.Generator, noise: NDArray[np.float32], objective: ObjectiveConfig
 ) -> NDArray[np.float32]:
-    """Return multires (pyramid) noise as in sd-scripts (Whitaker 2023): level i is r^i times coarser.
+    """Return ``noise`` plus multires (pyramid) noise as in sd-scripts (Whitaker 2023): level i is r^i times coarser.
 
     Level i has the weight discount^i. r is drawn from 2 to 4 for each level, level 0 is a second noise of full size,
-    and levels end when a side is one pixel. The sum is divided by its standard deviation: that of the image here,
-    that of the whole batch in sd-scripts.
+    and the last level is the one with a side of one pixel. The sum is divided by its standard deviation, over the image
+    here, over the whole batch in sd-scripts.
     """
     channels, height, width = noise.shape
     total = torch.from_numpy(noise)
@@ -176,5 +175,5 @@ def _add_coarser_noise(
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Return per-image numbers (B,) in the shape (B,1,1,1), which broadcasts over latents."""
+    """Return per-image numbers (B,) in shape (B,1,1,1), which broadcasts over latents."""
     return values.view(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""The training step, run by the loop, traced by forecasts: add noise, predict, loss, backward."""
+"""The training step, run by the loop and traced by forecasts: add noise, predict, loss, backward."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class MicroBatch:
     noise: Tensor
     """(B,4,h,w) fp32, with offset and multires noise included; the target is computed from it."""
     input_noise: Tensor | None
-    """(B,4,h,w) fp32: the noise added to the input if it differs from the target's (input perturbation)."""
+    """(B,4,h,w) fp32: the noise added to the input if it differs from ``noise`` (input perturbation), else None."""
     timesteps: Tensor
     """(B,) int64, 0 to 999."""
     text: TextConditioning | None
     """Captions encoded in advance; None if they are encoded in the step."""
     tokens: tuple[Tensor, ...] | None
-    """Captions as token ids, int64 (B,n) for each text encoder, encoded in the step so that encoders are trained."""
+    """Captions as token ids, int64 (B,n) per text encoder, if text encoders are trained; encoded in the step."""
     time_ids: Tensor | None
     """(B,6) fp32, SDXL only: original height and width, crop top and left, target height and width, in pixels."""
     mask: Tensor | None
     """(B,1,h,w) fp32: loss weight of each latent pixel."""
     weights: Tensor
-    """(B,) fp32: 1 / effective batch, times the weights of the image and its folder."""
+    """(B,) fp32: 1 / effective batch size, times the weights of the image and its folder."""
 
     def to(self, device: torch.device, *, copy: bool = False) -> MicroBatch:
-        """Return the batch on ``device``, with ``copy`` in new memory; does not wait for pinned memory."""
+        """Return the batch on ``device``, in new memory if ``copy``; copies from pinned memory are asynchronous."""
         return self._with(lambda tensor: tensor.to(device, non_blocking=True, copy=copy))
 
     def pinned(self) -> MicroBatch:
@@ -48,7 +48,7 @@ class MicroBatch:
         return self._with(lambda tensor: tensor.pin_memory())
 
     def tensors(self) -> list[Tensor]:
-        """Return all its tensors, in the order of the fields."""
+        """Return all tensors of the batch, in the order of the fields."""
         found: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class StepModels:
     """Text encoders; empty if all captions are encoded in advance."""
     clip_skip: int | None
     dtype: torch.dtype
-    """The dtype the UNet computes in, which cannot be read from a quantized base."""
+    """Dtype that the UNet computes in; a quantized base does not reveal it."""
 
 
 def training_step(
@@ -101,9 +101,9 @@ def training_step(
     """Run forward and backward; gradients are added to the working weights, scaled by ``loss_scale``.
 
     Returns the sum of the weighted losses without the scale, 0-dim, detached, fp32 or wider. Over the micro-batches of
-    an effective batch these sums add up to its loss. The order of weights is that of sd-scripts: mask, mean over
+    an effective batch these sums add up to its loss. Weights are applied in the order of sd-scripts: mask, mean over
     channels and pixels, image weight, timestep weight. Nothing is read from the device, no branch depends on data, and
-    only one stream is used, so the same function runs on meta tensors.
+    only one stream is used, so the function also runs on meta tensors.
     """
     prediction, target = _predict(models, schedule, batch)
     losses = image_losses(prediction, target, batch.mask, objective)
@@ -116,14 +116,14 @@ def training_step(
 def validation_loss(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> Tensor:
     """Return the plain squared error of each image (B,), fp32 or wider.
 
-    It has no weights and no mask, so that it can be compared between recipes.
+    Applies no weights and no mask, so that recipes can be compared.
     """
     prediction, target = _predict(models, schedule, batch)
     return image_losses(prediction, target, None, ObjectiveConfig())
 
 
 def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Return the UNet's prediction and the target, (B,4,h,w) each, in the target's dtype.
+    """Return the UNet's prediction and the target, each (B,4,h,w) in the target's dtype.
 
     Noise is added in fp32 and the sum is rounded once to the UNet's dtype; the prediction is widened before the loss.
     """
@@ -142,7 +142,7 @@ def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> 
 
 
 def _condition(models: StepModels, batch: MicroBatch) -> TextConditioning:
-    """Return the captions as conditioning for the UNet, from the live text encoders if there are tokens."""
+    """Return the captions' conditioning for the UNet; if the batch has tokens, run the text encoders on them."""
     if batch.tokens is not None:
         return encode_text(models.family, models.text_encoders, batch.tokens, models.clip_skip)
     if batch.text is None:

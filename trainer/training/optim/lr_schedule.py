@@ -1,4 +1,4 @@
-"""Learning rate schedules: a multiplier for every step of a run."""
+"""Learning rate schedules: a multiplier for each step of a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from trainer.config.recipe import ScheduleConfig
 
 Multiplier = Callable[[int], float]
-"""Maps a step (from 0) to the factor on every learning rate in it."""
+"""Function that returns the factor for all learning rates at a step (from 0)."""
 
 
 def multiplier(schedule: ScheduleConfig, steps: int) -> Multiplier:
     """Return the schedule of a run of ``steps`` optimizer steps.
 
     Warm-up rises linearly from 0 in the first step, as in diffusers' schedules. Then follows a curve of the progress
-    p, from 0 after warm-up to 1 after the last step; it stays 1 for any step beyond:
+    p, which goes from 0 after warm-up to 1 after the last step and stays 1 after that:
     constant 1; linear 1 - p; cosine (1 + cos(pi p)) / 2; restarts the same with p = cycles * p modulo 1;
     polynomial (1 - p)^power; rex (1 - p) / (1 - p / 2) (Chen et al. 2022, "REX: Revisiting Budgeted Training with an
     Improved Schedule", equation for the sampling rate 1). All but constant and rex fall to ``end`` instead of 0.
@@ -35,7 +35,7 @@ def multiplier(schedule: ScheduleConfig, steps: int) -> Multiplier:
 
 
 def warmup_steps(schedule: ScheduleConfig, steps: int) -> int:
-    """Return the warm-up in steps: ``warmup`` itself, or a share of ``steps`` if it is below 1."""
+    """Return the number of warm-up steps: ``warmup``, or that fraction of ``steps`` if it is below 1."""
     return round(schedule.warmup * steps) if schedule.warmup < 1 else round(schedule.warmup)
 
 
@@ -75,16 +75,16 @@ _CURVES: dict[str, Callable[[float, ScheduleConfig], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Optimizer steps from ``first`` to ``last`` (exclusive), over which the schedule runs once."""
+    """Range of optimizer steps, ``first`` to ``last`` (exclusive), over which the schedule runs once."""
 
     first: int
     last: int
     held: bool = False
-    """Whether the rate keeps the last value of the segment before instead."""
+    """Whether the learning rate instead stays at the last value of the previous segment."""
 
 
 def multiplier_over(schedule: ScheduleConfig, segments: Sequence[Segment]) -> Multiplier:
-    """Return the schedule that runs once over each segment that is not held; the first must not be held."""
+    """Return the schedule that runs once over each segment, except held ones; the first must not be held."""
 
     def at(step: int) -> float:
         current = segments[0]

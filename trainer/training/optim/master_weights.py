@@ -23,10 +23,10 @@ LOWEST = 1.0
 
 
 class MasterWeights:
-    """fp32 master weights of the working weights that the model computes with, under the same keys.
+    """fp32 master weights for the working weights that the model computes with, under the same keys.
 
-    float64 working weights get float64 master weights. Low-precision gradients are added up here in fp32, so that
-    many small micro-batches are as precise as a large one.
+    float64 working weights get float64 master weights. Low-precision gradients are added up here in fp32, so many
+    small micro-batches are as precise as a large one.
     """
 
     def __init__(self, working: Mapping[str, Parameter]) -> None:
@@ -37,9 +37,9 @@ class MasterWeights:
         }
 
     def accumulate(self) -> None:
-        """Move the working weights' gradients into the master weights; call it after each micro-batch.
+        """Move the working weights' gradients into the master weights; call this after each micro-batch.
 
-        They are converted to fp32 in one block of memory, by one operation for all instead of one each, and added up.
+        One operation converts all of them to fp32 in a single block of memory; then they are added up.
         """
         with_gradient = [key for key, weight in self.working.items() if weight.grad is not None]
         if not with_gradient:
@@ -69,13 +69,13 @@ class MasterWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the master weights into the working weights; call it whenever they have changed."""
+        """Copy the master weights, rounded, to the working weights; call this whenever they have changed."""
         torch._foreach_copy_(list(self.working.values()), list(self.masters.values()))
 
     def zero_grad(self, *, keep: bool = False) -> None:
         """Drop all gradients, including those that an interrupted micro-batch left in the working weights.
 
-        With ``keep`` those of the master weights are zeroed in place, because recorded graphs add to that memory.
+        With ``keep``, the master weights' gradients are zeroed in place, because recorded graphs add to that memory.
         """
         weights = self.working.values() if keep else (*self.masters.values(), *self.working.values())
         for weight in weights:
@@ -84,20 +84,20 @@ class MasterWeights:
             torch._foreach_zero_(gradients)
 
     def discard(self) -> None:
-        """Free the memory of master weights and gradients even if referenced; they become unusable."""
+        """Free the memory of master weights and gradients even if they are referenced; they become unusable."""
         self.zero_grad()
         for master in self.masters.values():
             master.untyped_storage().resize_(0)
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients of the master weights, in order, without weights unused in the step."""
+        """Return the master weights' gradients, in order, omitting weights that have none."""
         return [master.grad for master in self.masters.values() if master.grad is not None]
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy saved weights into the master weights and refresh the working weights.
 
-        Raises RunError, and changes nothing, if the keys or shapes are not those of this adapter.
+        Raises RunError, and changes nothing, if the keys or shapes do not match this adapter.
         """
         unmatched = sorted(weights.keys() ^ self.masters.keys())
         unmatched += [
@@ -116,9 +116,9 @@ class MasterWeights:
 
 
 def measure(loss: Tensor, masters: MasterWeights, scale: float = 1.0) -> Tensor:
-    """Return loss and norm of the whole unscaled gradient in one tensor (2,), to read both at once.
+    """Return the loss and the norm of the whole unscaled gradient in one tensor (2,), so one read gets both.
 
-    Each is infinite or NaN if anything in it is.
+    Each is infinite or NaN if anything that it is computed from is.
     """
     norms = torch._foreach_norm(masters.gradients())
     norm = torch.linalg.vector_norm(torch.stack(norms)) / scale
@@ -128,7 +128,7 @@ def measure(loss: Tensor, masters: MasterWeights, scale: float = 1.0) -> Tensor:
 def clip(masters: MasterWeights, norm: float, limit: float, scale: float = 1.0) -> None:
     """Unscale the gradients and clip their norm to ``limit``; 0 means no limit.
 
-    ``norm`` is the result of :func:`measure`. Equals torch.nn.utils.clip_grad_norm_ over all master weights.
+    ``norm`` comes from :func:`measure`. Equivalent to torch.nn.utils.clip_grad_norm_ over all master weights.
     """
     factor = 1.0 / scale
     if limit > 0.0:
@@ -139,7 +139,7 @@ def clip(masters: MasterWeights, norm: float, limit: float, scale: float = 1.0) 
 
 @dataclass(slots=True)
 class LossScaler:
-    """The loss scale of fp16 and the finite steps since it last changed; both are saved in checkpoints."""
+    """The fp16 loss scale and the number of finite steps since it last changed; checkpoints contain both."""
 
     scale: float = 65536.0
     good_steps: int = 0

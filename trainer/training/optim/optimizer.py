@@ -1,4 +1,4 @@
-"""The optimizers of several libraries: building, learning rates, saving and restoring."""
+"""Optimizers from several libraries: building, learning rates, saving and restoring."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOST_READS: Mapping[str, str] = {
     "prodigy": "two sums for every tensor, and once, in the first step, whether a tensor is all zeros",
     "schedulefree": "nothing",
 }
-"""What each library optimizer reads from the device in a step, besides the loop's own read."""
+"""What each optimizer reads from the device in a step, in addition to the training loop's own read."""
 
 # State that bitsandbytes' paged optimizers keep in memory that moves between host and device.
 PAGED = ("state1", "state2")
@@ -47,12 +47,12 @@ JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "Jso
 
 
 def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, Sequence[Parameter]]]) -> Optimizer:
-    """Return the optimizer of a recipe over fp32 master weights.
+    """Return a recipe's optimizer for fp32 master weights.
 
-    ``groups`` maps each trained part to its learning rate and weights. Each group of the optimizer has its ``part`` and
-    its ``base_lr``, from which :func:`set_learning_rates` computes the rate of every step; ``base_lr`` is None if
+    ``groups`` maps each trained part to its learning rate and weights. Each group of the optimizer has a ``part`` and a
+    ``base_lr``, from which :func:`set_learning_rates` computes the rate for every step; ``base_lr`` is None if
     Adafactor chooses the rate itself. Schedule-Free is put into train mode. Settings that a library would refuse, such
-    as two rates under Prodigy, have been refused by the checks of the job.
+    as two rates with Prodigy, were already refused when the job was checked.
     """
     own_rate = isinstance(config, AdafactorConfig) and config.relative_step
     table = [
@@ -82,13 +82,13 @@ def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, S
 
 
 def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, float]:
-    """Set every group's rate to its base rate times ``multiplier``; return the rates in force by part.
+    """Set every group's rate to its base rate times ``multiplier``; return the effective rates by part.
 
-    Call it before each step with the schedule's value. Prodigy multiplies the rate by its estimated step size d, so
-    d times the rate is returned for it; with a multiplier of 0 neither its weights nor d change. Schedule-Free weighs
-    its average by the largest rate so far, so under a falling schedule late steps count as much as early ones: its
+    Call this before each step with the schedule's value. Prodigy multiplies the rate by its estimated step size d, so
+    d times the rate is returned for it; with a multiplier of 0 neither its weights nor d change. Schedule-Free weights
+    its average by the largest rate so far, so with a falling schedule late steps count as much as early ones: its
     schedule should be constant, with its own warm-up. Adafactor with relative_step takes no rate; its relative step is
-    returned, which it scales by the weights if scale_parameter is set.
+    returned, which it also scales by the weights if scale_parameter is set.
     """
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
@@ -102,9 +102,9 @@ def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, flo
 
 @contextmanager
 def averaged_weights(optimizer: Optimizer, masters: MasterWeights) -> Iterator[None]:
-    """Load Schedule-Free's averaged weights inside the block; other optimizers change nothing.
+    """Load Schedule-Free's averaged weights inside the block; do nothing for other optimizers.
 
-    Afterwards the master weights have exactly their former bits, which the library's own way back would round.
+    Afterwards the master weights are restored bit for bit; the library's own switch back would round them.
     """
     if not isinstance(optimizer, AdamWScheduleFree):
         yield
@@ -123,11 +123,11 @@ def averaged_weights(optimizer: Optimizer, masters: MasterWeights) -> Iterator[N
 
 
 def pack_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, JsonValue]]:
-    """Return the state of ``optimizer`` as CPU tensors, for safetensors, and the rest as JSON.
+    """Return the state of ``optimizer``: tensors on the CPU, for safetensors, and everything else as JSON.
 
-    Weights are numbered in the order of the groups. The JSON keeps the type of each entry, so that an integer stays an
-    integer and a 0-dim tensor stays a tensor. A tensor that entries share (quantization maps) is stored once. Groups
-    are stored complete: Prodigy's d and Schedule-Free's sums and mode are in them.
+    Weights are numbered in the order of the groups. The JSON preserves each entry's type: an integer stays an integer
+    and a 0-dim tensor stays a tensor. A tensor that several entries share (quantization maps) is stored once. Groups
+    are stored completely, because they contain Prodigy's d and Schedule-Free's sums and mode.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
@@ -158,8 +158,8 @@ def pack_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, JsonV
 def unpack_state(optimizer: Optimizer, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
     """Restore a packed state into a new ``optimizer`` built for the same weights in the same order.
 
-    Groups keep their implementation: an AdamW that started with foreach, as in versions before the fused one, continues
-    with it and gives the same bits. Raises RunError if the state is that of another optimizer or of other weights.
+    Groups keep their implementation: an AdamW that started with foreach, as in earlier versions, continues with it
+    and gives the same bits. Raises RunError if the state belongs to another optimizer or to other weights.
     """
     weights = _weights(optimizer)
     saved = data["optimizer"], len(data["state"]), len(data["groups"])
@@ -244,7 +244,7 @@ def _schedule_free(config: ScheduleFreeConfig, table: list[dict[str, Any]]) -> O
 
 
 def _relative_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """Return Adafactor's own rate in the next step.
+    """Return the rate that Adafactor will use in the next step.
 
     It is 1 / sqrt(step), at most 0.01, or 1e-6 * step with warm-up.
     """
@@ -254,14 +254,14 @@ def _relative_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
 
 
 def _bitsandbytes() -> ModuleType:
-    """Return bitsandbytes' optimizers, imported late: a broken install affects no other optimizer."""
+    """Import and return bitsandbytes' optimizers; a broken installation then affects no other optimizer."""
     import bitsandbytes.optim
 
     return bitsandbytes.optim
 
 
 def _place(optimizer: Any, tensor: Tensor, key: str, weight: Parameter) -> Tensor:
-    """Return a saved tensor where the library keeps it: in paged memory, or on the device of its weight."""
+    """Return a copy of a saved tensor where the library expects it: in paged memory or on its weight's device."""
     if getattr(optimizer, "is_paged", False) and key in PAGED:
         # Only the library can allocate paged memory.
         buffer: Tensor = optimizer.get_state_buffer(weight, dtype=tensor.dtype)

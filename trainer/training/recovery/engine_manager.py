@@ -30,13 +30,13 @@ from trainer.training.reporting.reporter import check_in_backward
 
 
 class EngineManager:
-    """Owner of the only engine of an attempt.
+    """Owner of an attempt's engine, of which there is only one at a time.
 
     A step that fails before the optimizer runs leaves the master weights unchanged: its gradients are dropped and the
     step is repeated. A step that fails inside the optimizer may have updated only some of them. Then the last
-    checkpoint is restored and the steps since are replayed, each under the plan it first ran with. A step depends only
-    on the master weights, the optimizer state and the step number, so a replay gives the same bits wherever training
-    itself is deterministic. It costs nothing until it is needed (docs/decisions/0007).
+    checkpoint is restored and the steps since then are replayed, each under the plan it first ran with. A step depends
+    only on the master weights, the optimizer state and the step number, so a replay gives the same bits if training
+    itself is deterministic. This costs nothing until it is needed (docs/decisions/0007).
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class EngineManager:
         self.evaluators = evaluators
         self.folder = folder
         self.graphs = make_graphs(job.fit, parts.device, notify)
-        """CUDA graphs shared by every engine of the attempt; None once memory has run out."""
+        """CUDA graphs shared by all engines of the attempt; None if not used, and after memory ran out."""
         self.compiled = make_compiled(job, parts.device, notify)
         self.engine: Engine | None = None
         self.partially_updated = False
-        """Whether the optimizer may have updated some master weights and not others."""
+        """Whether the optimizer may have updated only some of the master weights."""
         self._captured: checkpoint.Checkpoint | None = None
-        """Training state in main memory that the engine has to be restored from; None if the engine's own is valid."""
+        """Training state in main memory to restore the engine from; None if the engine's own state is valid."""
         self._unloaded = False
-        """Whether the memory of models, master weights and optimizer state is freed. The Engine object itself stays."""
+        """Whether the models, master weights and optimizer state have been freed; the Engine object itself stays."""
         self._replaying = False
         """Whether the current `make_ready` has replayed steps; stays set if it runs out of memory and is repeated."""
         self._goal = TrainingProgress()
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """Return the loaded models by the names that messages use for them."""
+        """Return the loaded models by the names used in messages."""
         if self.engine is None:
             return {}
         encoders = self.engine.models.text_encoders
@@ -92,7 +92,7 @@ class EngineManager:
         return engine
 
     def follow_plan(self, step: int) -> None:
-        """Apply the plan in force at ``step`` to caching, validation and previews, but not yet to the models."""
+        """Apply the plan in force at ``step`` to caching, validation and previews, but not to the models yet."""
         fit = self.plan.at(step)
         if fit != self.parts.batches.job.fit:
             self._use(fit)
@@ -102,17 +102,17 @@ class EngineManager:
         self._goal = dataclasses.replace(self._loaded_engine().progress)
 
     def mark_complete(self) -> None:
-        """Record that an optimizer step has ended, so that weights and optimizer state belong together."""
+        """Record that an optimizer step is complete, so weights and optimizer state are consistent."""
         self.partially_updated = False
 
     @property
     def captured(self) -> checkpoint.Checkpoint | None:
-        """Return the training state of the current step while the models are unloaded, else None."""
+        """Return the training state at the current step if the models are unloaded, else None."""
         now = self._loaded_engine().progress.step
         return self._captured if self._unloaded and self._captured and self._captured.step == now else None
 
     def rewind(self) -> None:
-        """Set the progress back to the last complete training state, so that ending the run replays no steps.
+        """Set the progress back to the last complete training state, so that no steps are replayed to end the run.
 
         Does nothing if the engine itself holds a complete state.
         """
@@ -149,9 +149,9 @@ class EngineManager:
             self._unload()
 
     def make_ready(self, prepare: Prepare) -> None:
-        """Bring the engine back to the marked goal, complete and under the plan in force there.
+        """Bring the engine to the marked goal, complete and under the plan in force there.
 
-        Returns at once if nothing is wrong. It may itself run out of memory, as any step may; call it again then.
+        Returns immediately if nothing is wrong. Like any step, it may run out of memory; in that case call it again.
         """
         engine = self._loaded_engine()
         # Encode before the models are loaded: the VAE or text encoders may not fit beside them.
@@ -176,7 +176,7 @@ class EngineManager:
         self._apply_plan(engine)
 
     def _restore(self, engine: Engine) -> None:
-        """Rebuild an unloaded engine and restore the last complete training state, where either is needed."""
+        """If needed, rebuild an unloaded engine and restore the last complete training state."""
         if not (self.partially_updated or self._unloaded or self._captured):
             return
         self._captured = self._captured or self._last_checkpoint()
@@ -206,7 +206,7 @@ class EngineManager:
         set_checkpointing(engine.models.unet, engine.models.text_encoders, choice, dropouts=dropouts)
 
     def _use(self, fit: FitConfig) -> Job:
-        """Return the job with ``fit``, after handing it to everything that reads the fit."""
+        """Give everything that reads fit settings a job with ``fit``, and return that job."""
         job = self.job.replaced(fit=fit)
         for user in (self.parts.cache, self.parts.batches, *self.evaluators):
             user.job = job
@@ -224,7 +224,7 @@ class EngineManager:
         return engine
 
     def _on_optimizer_step(self, *_: Any) -> None:
-        # Runs before the first weight changes; `step` clears it after the last. An error in between cannot be repeated.
+        # Runs before the first weight changes; `mark_complete` clears it. A failed step in between cannot be repeated.
         self.partially_updated = True
 
     def _unload(self) -> None:

@@ -31,7 +31,7 @@ REMEDIES: dict[ForecastPhase, str] = {
     "load": ", or start a new run with fit.allow_quantized = true",
     "preview": ", or make the images under report.previews in the run's job.toml smaller, or remove them",
 }
-"""What helps besides closing other programs, by phase."""
+"""Advice in addition to closing other programs, by phase."""
 OTHER_REMEDY = ", or start a new run at a lower resolution, with a lower rank, or with fit.allow_quantized = true"
 
 # In these phases the validation of the current step is done. A resume would skip it, so in earlier phases a checkpoint
@@ -40,7 +40,7 @@ AFTER_VALIDATION: tuple[ForecastPhase, ...] = ("first_step", "train", "preview",
 
 T = TypeVar("T")
 PrepareIn = Callable[[int, Callable[[], object]], None]
-"""Attempt.prepare: takes a step and a function that frees memory before anything is encoded for it."""
+"""Type of Attempt.prepare, which takes a step and a function that frees memory before encoding for that step."""
 
 
 class Try:
@@ -49,10 +49,10 @@ class Try:
     def __init__(self, report_error: Callable[[BaseException], events.MemoryExhausted]) -> None:
         self._report_error = report_error
         self.report: events.MemoryExhausted | None = None
-        """Report of the error that ended the work; None if it succeeded."""
+        """Report of the out-of-memory error that ended the work; None if there was none."""
 
     def __enter__(self) -> None:
-        """Begin the work."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         """Suppress an out-of-memory error and report it; return whether there was one."""
@@ -63,7 +63,7 @@ class Try:
 
 
 class Recovery:
-    """Runs all work of an attempt so that an out-of-memory error costs time but never skips an image."""
+    """Runs all work of an attempt so that an out-of-memory error costs time but no image is skipped."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Recovery:
     def tries(self, phase: ForecastPhase) -> Iterator[Try]:
         """Yield context managers for one piece of work until it succeeds in one of them.
 
-        The work runs again under the same plan, then with one fallback step after another, and has to start over each
-        time. Raises ResumableError "memory.exhausted" when no fallback step is left; other errors of the work pass.
+        The work is repeated from its beginning, first under the same plan, then with one fallback step after another.
+        Raises ResumableError "memory.exhausted" when no fallback step is left; other errors in the work propagate.
         """
         tried = False
         while True:
@@ -117,14 +117,14 @@ class Recovery:
                 tried, self._tries = True, self._tries + 1
 
     def run(self, phase: ForecastPhase, work: Callable[[], T]) -> T:
-        """Return the result of ``work``, repeated as `tries` says."""
+        """Return the result of ``work``, which is repeated as described in `tries`."""
         for attempt in self.tries(phase):
             with attempt:
                 return work()
         raise AssertionError("tries end with a success or an error")
 
     def prepare_step(self, step: int) -> None:
-        """Cache what ``step`` needs; unload the models first if encoding does not fit beside them."""
+        """Cache what ``step`` needs; unload the models first if memory does not suffice for them and encoding."""
         make_room = self.manager.offload if self.forecast and self.forecast.encodes_alone else _free_nothing
         self.run(self.phase, lambda: self.prepare(step, make_room))
 
@@ -154,16 +154,16 @@ class Recovery:
         return self.run(phase, ready)
 
     def _prepare_again(self, step: int) -> None:
-        """Cache what a replayed step needs, without changing the phase of the work that waits for it."""
+        """Cache what a replayed step needs, without changing the phase of the work that needs it."""
         phase = self.phase
         self.prepare(step, _free_nothing)
         self.phase = phase
 
     def _report(self, error: BaseException) -> events.MemoryExhausted:
-        """Write and return the event of an out-of-memory error.
+        """Write and return the event for an out-of-memory error.
 
-        The figures come from the error message where it has them. By the time an error of backward arrives here, most
-        of the memory that was in use when it was raised has been freed, and the allocator's counters are too low.
+        The figures come from the error message if it states them. By the time an error in backward arrives here, most
+        of the memory that was in use when it was raised has been freed, so the allocator's counters are too low.
         """
         allocated, reserved = self.meter.current_bytes()
         shortage = oom_details(error, self.manager.models)
@@ -204,7 +204,7 @@ class Recovery:
     def _save_new_plan(self) -> None:
         """Write a checkpoint if the plan has changed, so that a resumed run starts under the plan that works.
 
-        Only called before a step, when all callbacks of the last one are done: a resume would skip its validation.
+        Call this only before a step, after all callbacks of the previous step: a resume would skip its validation.
         """
         engine, checkpoints = self._loaded_engine(), self.checkpoints
         if checkpoints and checkpoints.fallbacks != self.plan.applied:
@@ -224,7 +224,7 @@ class Recovery:
         )
 
     def _allowed(self, report: events.MemoryExhausted) -> str:
-        """Return the advice to change fit keys of the user that would lower memory use, or "" without any."""
+        """Return the advice to change fit keys that the user set, if that would lower memory use; "" otherwise."""
         lower = self.plan.forbidden(report.step, report.phase)
         keys = [f"fit.{key} = {json.dumps(value)}" for key, value in lower.items()]
         return f"Set {' or '.join(keys)} in the run's job.toml, instead of the value you chose; or: " if keys else ""
@@ -236,7 +236,7 @@ class Recovery:
 
 
 def _free_nothing() -> None:
-    """Do nothing: free no memory before encoding."""
+    """Do nothing; passed to `prepare` when no memory needs to be freed before encoding."""
 
 
 class RecoverableCallback:

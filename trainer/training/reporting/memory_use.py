@@ -1,4 +1,4 @@
-"""Measurement of the memory and time of each phase of a run, to compare with the forecast."""
+"""Measurement of the memory and time that each phase of a run takes, to compare with the forecast."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from trainer.training.reporting.reporter import Reporter
 
 @dataclass(slots=True)
 class PhaseMemoryUse:
-    """Peak bytes of a phase so far, and its seconds; on the CPU only main memory is known."""
+    """A phase's peak bytes and seconds so far; on the CPU only main memory is known."""
 
     allocated: int | None = None
     reserved: int | None = None
     host: int | None = None
     seconds: float = 0.0
     reported: tuple[int | None, int | None] = (None, None)
-    """Allocated and reserved bytes in the last event that was written for the phase."""
+    """Allocated and reserved bytes in the last event written for the phase."""
 
 
 class PhaseMemoryMeter:
-    """Meter of the current phase, and the peaks of every phase.
+    """Measures the current phase and keeps the peaks of every phase.
 
-    On a GPU the allocator keeps the peaks. Private main memory is sampled only at the end of each lap.
+    On a GPU the allocator records the peaks. Private main memory is only measured in `sample`.
     """
 
     def __init__(self, device: torch.device, reporter: Reporter) -> None:
@@ -41,7 +41,7 @@ class PhaseMemoryMeter:
         self.reporter = reporter
         self.phase: ForecastPhase = "load"
         self.latest: int | None = None
-        """Peak bytes allocated on the GPU in the last lap; None on the CPU."""
+        """Peak bytes allocated on the GPU between the last two samples; None on the CPU."""
         self._uses: dict[ForecastPhase, PhaseMemoryUse] = {}
         self._since = time.monotonic()
 
@@ -60,7 +60,7 @@ class PhaseMemoryMeter:
         self._since = time.monotonic()
 
     def sample(self) -> None:
-        """Add time and peaks since the last lap to the current phase."""
+        """Add the time and peaks since the last sample to the current phase."""
         use, now = self._uses.setdefault(self.phase, PhaseMemoryUse()), time.monotonic()
         use.seconds, self._since = use.seconds + now - self._since, now
         use.host = _higher(use.host, private_bytes())
@@ -73,17 +73,17 @@ class PhaseMemoryMeter:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def has_measured(self, phase: ForecastPhase) -> bool:
-        """Return whether the phase has been measured, that is, lapped or left, before."""
+        """Return whether the phase has been measured, that is, sampled or left at least once."""
         return phase in self._uses and self._uses[phase].seconds > 0
 
     def current_bytes(self) -> tuple[int | None, int | None]:
-        """Return the bytes allocated and reserved on the GPU now; None for both on the CPU."""
+        """Return the bytes currently allocated and reserved on the GPU; both are None on the CPU."""
         if self.device.type != "cuda":
             return None, None
         return torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
 
     def close(self) -> None:
-        """Write the final memory and seconds of every phase, for the report."""
+        """Write an event with the final memory and seconds of every phase, for the report."""
         self.sample()
         for phase in self._uses:
             self._report(phase)
@@ -111,10 +111,10 @@ class PhaseMemoryMeter:
 
 
 def outside_bytes(device: torch.device) -> int | None:
-    """Return this process's GPU bytes outside PyTorch's allocator (CUDA context, libraries), or None.
+    """Return this process's GPU bytes outside PyTorch's allocator (CUDA context, libraries); None if unknown.
 
-    Most Windows drivers do not report the memory of a process, and in a container the driver may list this process
-    under another id.
+    Most Windows drivers do not report memory by process, and in a container the driver may list this process under
+    another id.
     """
     if device.type != "cuda":
         return None
@@ -132,7 +132,7 @@ def _higher(first: int | None, second: int | None) -> int | None:
 
 
 def warn_of_allocator(device: torch.device, reporter: Reporter) -> None:
-    """Warn about an allocator that cannot be capped and that forecasts do not describe."""
+    """Warn if PyTorch uses an allocator that cannot be capped and that forecasts do not model."""
     if device.type == "cuda" and torch.cuda.get_allocator_backend() != "native":
         reporter.notice(
             "memory.allocator",

@@ -20,7 +20,7 @@ def make_report(
 ) -> RunReport:
     """Return the report of a run of ``steps`` optimizer steps, from the events of all its attempts.
 
-    A killed attempt counts with the memory and the seconds that it had reported by then.
+    A killed attempt counts with the memory and seconds that it had reported until then.
     """
     done = [event for event in written if isinstance(event, events.StepEvent)]
     training = sum(event.seconds for event in done)
@@ -44,7 +44,7 @@ def make_report(
 
 
 def summarize(report: RunReport) -> str:
-    """Return the report as short sentences, shown at the end of a run."""
+    """Return the report as a few short sentences to show at the end of a run."""
     share = f", {report.share_of_limit:.0%} of the GPU's compute limit" if report.share_of_limit else ""
     sentences = [f"Speed: {report.pictures_per_second:.3g} images per second{share}."]
     measured = {name: phase for name, phase in report.phases.items() if phase.measured}
@@ -89,7 +89,7 @@ def _phases(written: Sequence[events.Event], forecast: Forecast | None) -> Itera
 
 
 def _caching(written: Iterable[events.Event]) -> dict[str, CachingReport]:
-    """Return by phase the speed of the largest batch of encoding; the speed of a few entries says little."""
+    """Return the encoding speed by phase, from the pass with the most entries; a few entries say little."""
     speeds = (event for event in written if isinstance(event, events.CachingSpeed))
     return {
         event.phase: CachingReport(event.count, event.seconds, event.decode, event.encode, event.write)
@@ -104,7 +104,7 @@ def _forecast_memory(phase_forecast: PhaseForecast | None, forecast: Forecast | 
 
 
 def _measured(measured_by: Mapping[int, events.PhaseMemory]) -> Memory | None:
-    """Return the highest peaks of all attempts, or None if the allocator keeps no counts (CPU)."""
+    """Return the highest peaks over all attempts, or None if the allocator does not record them (CPU)."""
     allocated = [event.allocated for event in measured_by.values() if event.allocated is not None]
     reserved = [event.reserved for event in measured_by.values() if event.reserved is not None]
     device = [event.device for event in measured_by.values() if event.device is not None]

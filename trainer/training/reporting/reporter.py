@@ -1,4 +1,4 @@
-"""Reporting of events to the run directory and to a watcher, and commands to a run."""
+"""Reporting of a run's events to its directory and a watcher, and commands sent to the run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ BEAT_SECONDS = 1.0
 
 OnEvent = Callable[[events.Event], None]
 OnBeat = Callable[[events.Phase], object]
-"""Called with the current phase when it begins, and then about once a second while it reports progress."""
+"""Called with the current phase when it begins, then about once a second while it reports progress."""
 Learn = Callable[[RunReport], str | None]
-"""Called with the report of a finished run to calibrate later forecasts; returns a problem to report, or None."""
+"""Called with a finished run's report to calibrate later forecasts; returns a problem to report, or None."""
 # Seconds between two listings of the command folder. Each takes about 10 µs on a local disk, far more on a network
 # share.
 POLL_SECONDS = 0.05
@@ -34,12 +34,12 @@ CHECKS_IN_BACKWARD = 32
 
 
 def learn_nothing(report: RunReport) -> str | None:
-    """Return None: later forecasts are not calibrated."""
+    """Return None without calibrating later forecasts."""
     return None
 
 
 class Reporter:
-    """Writer of events in order, which keeps the current phase; before a run exists it has no event file."""
+    """Writes events in order and tracks the current phase; there is no event file until the run exists."""
 
     def __init__(self, on_event: OnEvent, learn: Learn = learn_nothing) -> None:
         self.on_event = on_event
@@ -62,7 +62,7 @@ class Reporter:
         self.end_phase()
 
     def write(self, event: events.Event) -> None:
-        """Write one event and pass it on; a closed terminal or pipe does not end the run."""
+        """Write an event and pass it to `on_event`; a closed terminal or pipe does not end the run."""
         stamped = self.writer.write(event) if self.writer else event
         try:
             self.on_event(stamped)
@@ -102,9 +102,9 @@ Order = Literal["pause", "stop"]
 
 
 class Interrupted(BaseException):
-    """Raised inside unfinished work when a command ends the run.
+    """Raised inside unfinished work when a command or signal ends the run.
 
-    Not an Exception, like KeyboardInterrupt, so that code which falls back after a library error does not catch it.
+    Like KeyboardInterrupt, not an Exception, so that code that handles library errors does not catch it.
     """
 
     def __init__(self, order: Order) -> None:
@@ -113,20 +113,20 @@ class Interrupted(BaseException):
 
 
 def answer(reporter: Reporter, command: commands.Command, outcome: commands.CommandOutcome, detail: str) -> None:
-    """Report the outcome of a command to its sender and as an event."""
+    """Report a command's outcome to its sender and as an event."""
     commands.finish(command, outcome, detail)
     reporter.write(events.CommandEvent(name=command.name, outcome=outcome, detail=detail))
 
 
 def check_in_backward(weights: Iterable[Parameter], check: Callable[[], object]) -> None:
-    """Call ``check`` several times during each backward pass that computes gradients of ``weights``."""
+    """Register hooks that call ``check`` several times during each backward pass through ``weights``."""
     learned = list(weights)
     for weight in learned[:: max(1, len(learned) // CHECKS_IN_BACKWARD)]:
         weight.register_post_accumulate_grad_hook(lambda _: check())  # type: ignore[no-untyped-call]
 
 
 class Control:
-    """Commands and signals to a run: the first Ctrl-C pauses it, a second one ends the process at once."""
+    """Handles commands and signals to a run: the first Ctrl-C pauses it, a second one ends the process at once."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -149,7 +149,7 @@ class Control:
         self._ending = True
 
     def requests(self) -> Iterator[commands.Command]:
-        """Accept the pending commands after a step, in order: yield save and sample; others end the run."""
+        """Accept the commands pending after a step, in order: yield "save" and "sample"; others end the run."""
         for command in self._pending():
             if command.name == "save" or command.name == "sample":
                 if commands.accept(command):
@@ -166,7 +166,7 @@ class Control:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Turn Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal into a pause; main thread only."""
+        """Turn Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal into a pause inside the block; main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -194,7 +194,7 @@ class Control:
             return []
 
     def _end_run(self, command: commands.Command) -> None:
-        """Let an accepted command end the run."""
+        """Record that an accepted command ends the run."""
         self._accepted.append(command)
         self._order = "stop" if command.name == "stop" else "pause"
 

@@ -28,7 +28,7 @@ _ORPHAN_AGE_NS = 24 * 3600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Entries and bytes that were, or would be, deleted, and those that are kept."""
+    """Numbers of entries and bytes that were (or would be) deleted and that are kept."""
 
     deleted: int
     deleted_bytes: int
@@ -41,14 +41,14 @@ class _Entry:
     path: Path
     bytes: int
     used: int
-    """Time when it was last written or verified, in nanoseconds."""
+    """Unix time in nanoseconds at which the entry was last written or verified."""
 
 
 def prune(*, dry_run: bool = False) -> Pruned:
     """Delete every entry that no resumable run in this user's list needs.
 
-    Raises RunError, and deletes nothing, if the needs of a run cannot be determined. A run that starts at this moment
-    may lose an entry that it has just found; it then pauses, and encodes the entry again when resumed.
+    Raises RunError, and deletes nothing, if it cannot be determined what a run needs. A run that is just starting may
+    lose an entry that it has already found; it then pauses, and encodes the entry again when resumed.
     """
     folder = places.cache_folder()
     needed = _needed(folder)
@@ -62,9 +62,9 @@ def prune(*, dry_run: bool = False) -> Pruned:
 def trim(limit: int) -> Pruned | None:
     """Delete the least recently used entries until the rest fits in ``limit`` bytes.
 
-    Returns None if everything fits already. Entries that resumable runs need are kept, whatever their size. Raises
-    RunError like `prune`. Costs a stat call for each entry; listing what the runs need costs more, and is done only
-    above the limit.
+    Returns None if everything fits already. Entries that resumable runs need are kept, even above the limit.
+    Raises RunError like `prune`. Costs a stat call for each entry; determining what the runs need costs more and is
+    done only above the limit.
     """
     folder = places.cache_folder()
     entries = _entries(folder)
@@ -82,7 +82,7 @@ def trim(limit: int) -> Pruned | None:
 
 
 def trim_and_report(reporter: Reporter) -> None:
-    """Trim the cache to the user's limit and report it; a failure does not stop the run."""
+    """Trim the cache to the user's limit and report what was deleted; a failure does not stop the run."""
     limit = places.cache_limit()
     try:
         pruned = trim(limit)
@@ -113,7 +113,7 @@ def _entries(folder: Path) -> list[_Entry]:
 
 
 def _entry(path: Path) -> _Entry | None:
-    """Return the entry of a file, or None if another process has just deleted it."""
+    """Return the entry in a file, or None if another process has just deleted it."""
     try:
         facts = path.stat()
     except OSError:

@@ -48,10 +48,10 @@ def resume(
 ) -> int:
     """Continue a run from its newest undamaged checkpoint and return the exit code.
 
-    ``steps`` sets a new total number of steps. ``schedule`` is what the learning rate does then: "stretch" spreads its
+    ``steps`` sets a new total number of steps, and ``schedule`` what the learning rate then does: "stretch" spreads its
     curve over the new length, "hold" keeps its last value, "restart" repeats the curve over the added steps. ``made``
-    gets the run's folder once this process holds its lock. Raises RunError if the job or the base has changed since
-    the run started.
+    is called with the run's folder as soon as this process holds its lock. Raises RunError if the job, the base or the
+    listing has changed since the run started.
     """
     _secure_attempts(run)
     attempts = run.attempts()
@@ -79,7 +79,7 @@ def resume(
 
 @dataclass(frozen=True)
 class _Start:
-    """Required content of run.json for each start: resume compares it, and saving the LoRA needs it."""
+    """Facts that run.json must contain about each start; resuming compares them, and exporting the LoRA needs them."""
 
     started: float
     job: Mapping[str, object]
@@ -89,7 +89,7 @@ class _Start:
 
 
 def require_history(run: RunDirectory, attempts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RunError if run.json lacks what continuing the run needs."""
+    """Raise RunError if run.json lacks facts that continuing the run needs."""
     try:
         for facts in attempts:
             start = build(_Start, facts)
@@ -100,7 +100,7 @@ def require_history(run: RunDirectory, attempts: Sequence[Mapping[str, Any]]) ->
 
 
 def _secure_attempts(run: RunDirectory) -> None:
-    """Remove passwords and tokens from run.json, which an earlier version wrote there."""
+    """Remove passwords and tokens that an earlier version wrote to run.json."""
     jobs = [facts.get("job") for facts in run.attempts()]
     links = {str(job["base.model"]) for job in jobs if isinstance(job, dict) and "base.model" in job}
     unsafe = {link: without_secrets(link) for link in links if without_secrets(link) != link}
@@ -112,9 +112,9 @@ def _secure_attempts(run: RunDirectory) -> None:
 
 
 def as_last_started(job: Job, attempts: Sequence[Mapping[str, Any]]) -> Job:
-    """Return the frozen job with the length of the last attempt.
+    """Return the frozen job with the number of steps of the last attempt.
 
-    job.toml has another length if the process was killed between writing run.json and job.toml.
+    job.toml has a different number if the process was killed between writing run.json and job.toml.
     """
     lengths = [facts["job"]["recipe.steps"] for facts in attempts]
     if job.recipe.steps not in lengths:
@@ -134,7 +134,7 @@ def require_longer(run: RunDirectory, steps: int) -> None:
 
 
 def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
-    """Raise RunError with every changed key of the frozen job that affects the trained result."""
+    """Raise RunError if any key that affects the result was changed in the frozen job; it lists all of them."""
     # Only keys stated then. A key added by a later version has its default, which is what earlier versions did.
     then = renamed_flat(facts["job"])
     now = {key: value for key, value in frozen_identity(job).items() if key in then}
@@ -149,7 +149,7 @@ def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
 
 
 def extended(job: Job, steps: int, schedule: Extension, segments: Sequence[Segment]) -> tuple[Job, list[Segment]]:
-    """Return the job with a new length, and the segments of steps that the schedule runs over."""
+    """Return the job with a new number of steps, and the segments that the schedule runs over."""
     longer = job.replaced(recipe=job.recipe.replaced(steps=steps))
     old_end = segments[-1].last
     if schedule == "stretch" or steps <= old_end:

@@ -1,4 +1,4 @@
-"""One attempt at a run: cache, build, restore, train, export."""
+"""One attempt at a run: cache, load, restore, train, export."""
 
 from __future__ import annotations
 
@@ -68,22 +68,22 @@ class Attempt:
         self.manager = EngineManager(job, self.parts, segments, self.plan, evaluators, run.checkpoints, reporter.notice)
         self.forecast = read_forecast(run.forecast)
         self.saving: ExportCallback | None = None
-        """Exporter of the LoRA; None until there is an engine."""
+        """Callback that exports the LoRA; None until there is an engine."""
         self.recovery = Recovery(self.manager, self.plan, self.prepare, reporter, self.meter, self.forecast)
 
     def status(self, phase: events.Phase | None, number: int, state: State) -> Status:
-        """Return the current status of the run; ``number`` is that of the attempt."""
+        """Return the current status of the run; ``number`` is the attempt's number."""
         engine, steps = self.manager.engine, self.job.recipe.steps or 0
         step = engine.progress.step if engine and state == "running" else self.step
         return Status(state=state, phase=phase, step=step, steps=steps, attempt=number, heartbeat=time.time())
 
     @property
     def step(self) -> int:
-        """Return the number of optimizer steps that are saved in a checkpoint."""
+        """Return the number of optimizer steps saved in the newest checkpoint, 0 if there is none."""
         return newest_step(self.run.checkpoints) or 0
 
     def run_to_end(self, number: int) -> Ended:
-        """Cache, train and export; return how it ended and the LoRA written at the end, if any."""
+        """Cache, train and export; return how the attempt ended and the LoRA written at the end, if any."""
         try:
             return "done", self._train(number)
         except Interrupted as interruption:
@@ -126,7 +126,7 @@ class Attempt:
     def prepare(self, step: int, make_room: Callable[[], object]) -> None:
         """Cache what ``step`` and the epochs around it need.
 
-        ``make_room`` is called before anything is encoded, and not at all if everything is already cached.
+        ``make_room`` is called before anything is encoded, but not if everything is already cached.
         """
         last = (self.job.recipe.steps or 1) - 1
         self.manager.follow_plan(step)
@@ -152,10 +152,10 @@ class Attempt:
         return saved
 
     def _callbacks(self, engine: Engine, checkpoints: CheckpointCallback, saving: ExportCallback) -> list[Callback]:
-        """Return the callbacks of the loop in their order.
+        """Return the callbacks of the training loop in the order in which they run.
 
-        What a checkpoint has to contain comes before it, what may fail comes after it. Everything from validation on
-        may be interrupted; `at_start` does it when the run is resumed.
+        Callbacks whose results a checkpoint has to contain run before it, those that may fail after it. All callbacks
+        from validation on may be interrupted; their `at_start` does the work again when the run is resumed.
         """
         previews = PreviewCallback(engine, self.previewer, self.exporter, self.reporter)
         # Before the callbacks that may be interrupted, because a resume adds no points of earlier steps.
@@ -172,7 +172,7 @@ class Attempt:
         ]
 
     def close(self, outcome: events.Outcome) -> None:
-        """Report the phases' memory and time; write the report if the run finished or ran out of memory."""
+        """Write events with each phase's memory and time, and the report if the run finished or ran out of memory."""
         self.meter.close()
         written, _ = events.read_events(self.run.events)
         if outcome != "done" and not any(isinstance(event, events.MemoryExhausted) for event in written):
@@ -195,7 +195,7 @@ class Attempt:
         return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
 
     def _interrupt(self, order: Order) -> Ended:
-        """Save what a resume needs, and for a stop the LoRA; return the outcome and the LoRA's path."""
+        """Save a checkpoint, and for a stop the LoRA; return the outcome and the path of the LoRA written, if any."""
         checkpoints, saving = self.recovery.checkpoints, self.saving
         if checkpoints is None or saving is None:  # no engine yet: the last checkpoint is still current
             self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training, at step {self.step}")
@@ -217,7 +217,7 @@ class Attempt:
         return outcome, written
 
     def _is_complete(self, progress: TrainingProgress) -> bool:
-        """Return whether validation and previews of the current step are done."""
+        """Return whether validation and previews for the current step are done."""
         return not progress.unvalidated and self.previewer.is_complete(progress.step)
 
 
@@ -253,10 +253,10 @@ class CommandHandler:
         self.checkpoints = checkpoints
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Do nothing: commands left over from earlier attempts were voided at the start."""
+        """Do nothing: commands left over from earlier attempts were voided when this attempt began."""
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Run the requested commands and answer each, also if it fails or is interrupted."""
+        """Run the requested commands and report each command's outcome, even if it fails or is interrupted."""
         for command in self.control.requests():
             try:
                 detail = self._save(progress) if command.name == "save" else self._sample(progress)

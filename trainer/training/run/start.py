@@ -48,14 +48,14 @@ from trainer.training.run.session import Attempt
 
 @dataclass(frozen=True)
 class PlannedFit:
-    """The fit chosen for a job on this machine, with its forecast."""
+    """The fit settings chosen for a job on this machine, with their forecast."""
 
     fit: FitConfig
     fallbacks: tuple[FallbackStep, ...] | None = None
-    """Fallback steps, applied in order when memory runs out; None: every one that the user's keys allow."""
+    """Fallback steps, applied in order when memory runs out; None: all steps that keys set by the user allow."""
     forecast: Forecast | None = None
     notices: tuple[str, ...] = ()
-    """Messages about the plan for the user, as sentences."""
+    """Sentences about the plan for the user."""
 
 
 class Planner(Protocol):
@@ -64,7 +64,7 @@ class Planner(Protocol):
     def __call__(
         self, job: Job, written: FitConfig, source: BaseSource, images: Sequence[ImageRecord], machine: Machine
     ) -> PlannedFit:
-        """Return the fit of a resolved ``job``; keys of ``written``, which the user set, do not change.
+        """Return the fit settings for a resolved ``job``; keys that the user has ``written`` are not changed.
 
         Raises ImpastoError if the job cannot be trained on this machine.
         """
@@ -81,9 +81,10 @@ def start(
 ) -> int:
     """Train the job in ``job_path`` from its beginning and return the exit code.
 
-    Nothing is written before the job, its base and its dataset have been checked. Without a ``planner`` the open fit
-    settings come from a table. ``learn`` gets the finished run's report, ``made`` the run's folder as soon as it
-    exists. ``text`` is the content of a job that was frozen earlier; the file is not read then. Raises ImpastoError.
+    Nothing is written before the job, its base and its dataset have been checked. Without a ``planner``, fit settings
+    that the job leaves open come from a table. ``learn`` is called with the finished run's report, ``made`` with the
+    run's folder as soon as it exists. ``text`` replaces the content of the job file, which is then not read. Raises
+    ImpastoError.
     """
     job = load_job(job_path, overrides, text)
     cache_limit()  # raises now, not hours later, if the limit is not a number
@@ -118,7 +119,7 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
 def autotuned(
     job: Job, written: FitConfig, source: BaseSource, images: Sequence[ImageRecord]
 ) -> tuple[Job, list[tuple[str, str]]]:
-    """Return the planned job with settings chosen by short measurements, and notices (code, sentence)."""
+    """Return the planned job with settings chosen by short measurements, and (code, sentence) notices."""
     notices: list[tuple[str, str]] = []
     if raced := autotune_attention(job, written.attention, source.unet_config, source.text_configs, images):
         job = job.replaced(fit=job.fit.replaced(attention=raced.chosen))
@@ -133,7 +134,7 @@ def autotuned(
 
 
 def settled_fallbacks(job: Job, planned: PlannedFit) -> tuple[FallbackStep, ...]:
-    """Return the fallback steps of a run of ``job``: those that it states itself, else the planned ones."""
+    """Return the fallback steps for a run of ``job``: the ones set in the job, else the planned ones."""
     if job.fallbacks:
         return job.fallbacks
     return tuple(implied_fallbacks(planned.fit, job.fit)) if planned.fallbacks is None else planned.fallbacks
@@ -178,14 +179,14 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
 
 
 def require_usable_lora(job: Job, source: BaseSource) -> None:
-    """Raise LoraFileError if the LoRA to continue from does not fit; tried on models without weights."""
+    """Raise LoraFileError if the LoRA to continue from does not match; tests this on models without weights."""
     if job.base.continue_from:
         encoders = source.empty_text_encoders() if trains_text_encoder(job) else ()
         attach_adapter(job, source, source.empty_unet(), encoders, torch.float32, fresh=True)
 
 
 def frozen_identity(job: Job) -> dict[str, object]:
-    """Return the frozen job's values that must not change; the length may, but only by ``resume --steps``."""
+    """Return the frozen job's values that must not change; ``recipe.steps`` may, but only by ``resume --steps``."""
     return identity(job) | {"recipe.steps": job.recipe.steps}
 
 
@@ -200,8 +201,8 @@ def attempt(
 ) -> int:
     """Run one attempt at a frozen run under its lock and return the exit code.
 
-    However it ends, it leaves a status and a last event. ``held`` gets the run's folder as soon as it is locked.
-    ``notices`` are (code, sentence) pairs to report.
+    However the attempt ends, it writes a final status and a last event. ``held`` is called with the run's folder as
+    soon as it is locked. ``notices`` are (code, sentence) pairs to report.
     """
     facts = {
         "job": frozen_identity(job),
@@ -228,7 +229,7 @@ def attempt(
 
 
 def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) -> int:
-    """Run the attempt and report how it ended, in the status, the last event and the exit code."""
+    """Run the attempt, record how it ended in the status and the last event, and return the exit code."""
 
     def ended(outcome: events.Outcome, file: Path | None = None, error: ImpastoError | None = None) -> None:
         run.write_status(work.status(None, number, outcome))
@@ -260,7 +261,7 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
 
 
 def as_user_error(error: Exception, run: RunDirectory) -> ImpastoError | None:
-    """Return the error as one that a user can act on, or None for a bug in the program."""
+    """Return an error that a user can act on in place of ``error``, or None if it is a bug in the program."""
     if isinstance(error, ImpastoError):
         return error
     if isinstance(error, OSError):
