@@ -94,10 +94,10 @@ def choose_recipe(draft: Draft, preset: Preset) -> None:
 
     Resolution and token limit always stay, since they were chosen for the images.
     """
-    former = draft.origin.values.get("recipe", {})
+    previous = draft.origin.values.get("recipe", {})
 
     def work(values: Values) -> None:
-        _drop_equal(values, former, "recipe")
+        _drop_equal(values, previous, "recipe")
         chosen = {key: value for key in _OF_IMAGES if (value := value_at(values, key)) is not None}
         _merge(values, stated(preset), "recipe")
         for key, value in chosen.items():
@@ -193,11 +193,11 @@ def measure(values: Values) -> tuple[str, Any]:
 
 def change_measure(draft: Draft, key: str, samples_per_epoch: int | None) -> None:
     """State the length under another key; converted if the samples per epoch are known."""
-    former, value = measure(draft.values)
+    previous, value = measure(draft.values)
     if draft.sound is not None and samples_per_epoch:
         length = resolve_length(draft.sound.recipe, samples_per_epoch)
         value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "images_seen": length.images}[key]
-    if former != key and value is not None:
+    if previous != key and value is not None:
         draft.set(f"recipe.{key}", value)
 
 
@@ -218,8 +218,8 @@ def _prompts(word: str | None) -> list[dict[str, Any]]:
     return [{"prompt": prompt} for prompt in default_prompts(word)]
 
 
-def _drop_equal(values: Values, former: Values, path: str) -> None:
-    for key, value in former.items():
+def _drop_equal(values: Values, previous: Values, path: str) -> None:
+    for key, value in previous.items():
         if isinstance(value, dict):
             _drop_equal(values, value, f"{path}.{key}")
         elif value_at(values, f"{path}.{key}") == value:

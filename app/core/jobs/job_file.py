@@ -249,17 +249,17 @@ class JobFile:
         self.written.emit(None)  # calls the callbacks of `settle`
 
     def _begin(self) -> None:
-        text, former = self._pending, self._own_text
+        text, own = self._pending, self._own_text
         assert text is not None
         future = self._tasks.run(
-            lambda: _replace(self.path, text, former), lambda kept: self._done(text, kept), self._fail
+            lambda: _replace(self.path, text, own), lambda backup: self._done(text, backup), self._fail
         )
         self._writing = text, future
 
-    def _done(self, text: str, kept: Path | None) -> None:
+    def _done(self, text: str, backup: Path | None) -> None:
         self._writing, self._own_text = None, text
-        if kept:
-            self.kept.emit(kept)
+        if backup:
+            self.kept.emit(backup)
         if self._pending == text:
             self._pending = None
         fault, self._error = self._error, None
@@ -275,22 +275,22 @@ class JobFile:
         handle_only(OSError, self._report)(fault)
 
     def _report(self, error: OSError) -> None:
-        former, fault = self._error, _unwritable(self.path, error)
-        is_new = former is None or former.sentence != fault.sentence
+        previous, fault = self._error, _unwritable(self.path, error)
+        is_new = previous is None or previous.sentence != fault.sentence
         if self._is_retry and not is_new:
             return
         self._error = fault
-        if former and is_new:
-            self.resolved.emit(former)
+        if previous and is_new:
+            self.resolved.emit(previous)
         self.failed.emit(fault)
 
 
 def _replace(path: Path, text: str, own: str | None) -> Path | None:
     """Write the file atomically; return the backup of the previous one if its text was not `own`."""
     long_path(path.parent).mkdir(parents=True, exist_ok=True)
-    kept = _back_up(path, own)
+    backup = _back_up(path, own)
     files.write_text(path, text)
-    return kept
+    return backup
 
 
 def _back_up(path: Path, own: str | None) -> Path | None:

@@ -384,12 +384,12 @@ def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: s
     return write_new(folder, copied)
 
 
-def _rescue(folder: Path, name: str, values: Mapping[str, Any], former: Path, error: JobError) -> Path | None:
+def _rescue(folder: Path, name: str, values: Mapping[str, Any], source: Path, error: JobError) -> Path | None:
     """Save values that could not be written to their own file as a new job; return its file, None if that fails too."""
     from app.core.jobs.job_file import with_absolute_paths
 
     try:
-        rescued = write_new(folder, {**with_absolute_paths(values, former), "name": name})
+        rescued = write_new(folder, {**with_absolute_paths(values, source), "name": name})
     except JobError as fault:
         _log.error("%s %s", error, fault)  # both places failed, so the changes are lost
         return None

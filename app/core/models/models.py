@@ -42,7 +42,7 @@ class ModelChoices:
 
     def __init__(self, path: Path | None = None) -> None:
         self._file = DeferredWriter(path or places.home() / "models.json", "the model choices")
-        self.choices = self._file.load(_choices, Choices(), "Recent bases and chosen folders were reset.", _text)
+        self.choices = self._file.load(_decode, Choices(), "Recent bases and chosen folders were reset.", _text)
 
     @property
     def notice(self) -> str:
@@ -74,9 +74,9 @@ def _text(choices: Choices) -> str:
     return json.dumps(to_record(choices), indent=1) + "\n"  # ASCII escapes: file names on Linux may not be valid UTF-8
 
 
-def _choices(kept: Any, left_out: list[str]) -> Choices:
+def _decode(content: Any, left_out: list[str]) -> Choices:
     recent, folders, loras, passed_over = (
-        _texts(kept.get(key, []), key, left_out) for key in ("recent", "folders", "loras", "passed_over")
+        _texts(content.get(key, []), key, left_out) for key in ("recent", "folders", "loras", "passed_over")
     )
     return Choices(recent, folders, loras, passed_over)
 
@@ -106,7 +106,7 @@ class Models:
         """Emitted when any of these attributes or a choice changes."""
         self.judged: dict[str, BaseVerdict] = {}
         """Verdicts on the recently used bases, by text, as of their last check."""
-        self._kept = ModelChoices()
+        self._choices = ModelChoices()
         self._post = post
         self._tasks = Tasks(post)
         self._stop = threading.Event()
@@ -116,17 +116,17 @@ class Models:
     @property
     def notice(self) -> str:
         """Return a sentence about a problem with the choices file, or ""."""
-        return self._kept.notice
+        return self._choices.notice
 
     @property
     def recent(self) -> tuple[str, ...]:
         """Return the recently used values of `base.model`, newest first."""
-        return tuple(map(without_secrets, self._kept.choices.recent))
+        return tuple(map(without_secrets, self._choices.choices.recent))
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that the user added."""
-        return tuple(map(Path, self._kept.choices.folders))
+        return tuple(map(Path, self._choices.choices.folders))
 
     def search(self, *, again: bool = False) -> None:
         """Search this PC, once per session unless `again` is set; emit `changed` on each find and at the end."""
@@ -167,18 +167,18 @@ class Models:
 
     def add_recent(self, text: str) -> None:
         """Add a base to the recently used ones."""
-        if text and self._kept.put_first("recent", without_secrets(text)):
+        if text and self._choices.put_first("recent", without_secrets(text)):
             self.changed.emit(None)
 
     def add_folder(self, folder: Path) -> None:
         """Add a folder to the searched ones and search again."""
-        self._kept.remove("passed_over", str(folder))
-        if self._kept.put_first("folders", str(folder)):
+        self._choices.remove("passed_over", str(folder))
+        if self._choices.put_first("folders", str(folder)):
             self._search_again()
 
     def is_offered(self, installation: Installation) -> bool:
         """Return whether the models of a tool are offered."""
-        return str(installation.folder) not in self._kept.choices.passed_over
+        return str(installation.folder) not in self._choices.choices.passed_over
 
     def count_of(self, installation: Installation) -> int:
         """Return the number of trainable bases in the folders of a tool, hidden or not."""
@@ -186,7 +186,7 @@ class Models:
 
     def set_offered(self, installation: Installation, wanted: bool) -> None:
         """Offer or hide the models of a tool."""
-        change = self._kept.remove if wanted else self._kept.put_first
+        change = self._choices.remove if wanted else self._choices.put_first
         if change("passed_over", str(installation.folder)):
             self._sort()
 
@@ -196,7 +196,7 @@ class Models:
         `changed` is emitted when there may be more.
         """
         self.search()
-        own = [Destination("", Path(folder)) for folder in self._kept.choices.loras]
+        own = [Destination("", Path(folder)) for folder in self._choices.choices.loras]
         others = [
             Destination(one.tool, one.loras[0]) for one in self.installations if one.loras and self.is_offered(one)
         ]
@@ -204,13 +204,13 @@ class Models:
 
     def add_destination(self, folder: Path) -> None:
         """Save a folder that the user chose for LoRAs."""
-        if self._kept.put_first("loras", str(folder)):
+        if self._choices.put_first("loras", str(folder)):
             self.changed.emit(None)
 
     def close(self) -> None:
         """Stop the search and wait until all choices are on disk."""
         self._stop.set()
-        self._kept.settle()
+        self._choices.settle()
         self._tasks.close()
 
     def _set_judged(self, judged: dict[str, BaseVerdict]) -> None:

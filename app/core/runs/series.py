@@ -171,8 +171,8 @@ class Samples:
 
     def _draw(self, event: events.Preview) -> None:
         spot = CellIndex(event.step, event.index)
-        if (former := self._spots.get(spot)) is not None:
-            del self.images[former]
+        if (previous := self._spots.get(spot)) is not None:
+            del self.images[previous]
         elif event.step not in self.steps:
             insort(self.steps, event.step)
         number = self._spots[spot] = next(_NUMBERS)
