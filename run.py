@@ -262,7 +262,7 @@ def prepare(extras: Sequence[str], cpu: bool) -> str:
             restore_old_environment()
             if is_ready([], cpu) and not is_ready(extras, cpu):
                 add_extras(extras)
-            elif not is_ready(extras, cpu):  # another process may have done it meanwhile
+            elif not is_ready(extras, cpu):  # another process may have finished in the meantime
                 build(sorted({*read_stamp().get("extras", []), *extras}), cpu)
     stamp = read_stamp()
     if not stamp.get("gpu") and not stamp.get("cpu") and detect_gpu():
@@ -321,7 +321,7 @@ def add_extras(extras: Sequence[str]) -> None:
 
 def requirements(extras: Iterable[str]) -> List[str]:
     """Return the requirements that pyproject.toml lists for Impasto and these extras."""
-    # tomllib alone takes seconds and gigabytes on some damaged files, which `read_toml` rejects at once.
+    # tomllib alone takes seconds and gigabytes on some damaged files, which `read_toml` rejects immediately.
     from trainer.protocol.reading import read_toml
 
     try:
@@ -388,7 +388,7 @@ def pip(what: str, arguments: Sequence[str]) -> None:
 
 def link_to_checkout() -> None:
     """Make `trainer` in this folder importable from the environment."""
-    # A relative path, since Python before 3.13 reads .pth files in the system's encoding; it also survives a move.
+    # A relative path, because Python before 3.13 reads .pth files in the system's encoding; moving the folder is fine.
     site = Path(ask([str(venv_python()), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     (site / "impasto.pth").write_text(os.path.relpath(str(ROOT), str(site)) + "\n", encoding="utf-8")
 

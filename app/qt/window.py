@@ -487,7 +487,7 @@ class Window(QMainWindow):
         session.navigator.preset.connect(lambda preset: self._open_in(_PRESETS, preset))
         self._page_loader.made.connect(lambda _, page: self._on_page_made(page))
         self.pages.currentChanged.connect(lambda _: self._update_undo_actions())
-        # A turn later, when the first paint has reached the screen.
+        # One event loop turn later, when the first paint is on the screen.
         self.painted.connect(lambda: QTimer.singleShot(0, self._page_loader.make_all))
         self.painted.connect(self._watch_runs)
 
@@ -547,7 +547,7 @@ class Window(QMainWindow):
             self._restore_splitter(splitter)
 
     def _restore_splitter(self, splitter: QSplitter) -> None:
-        """Restore a splitter's saved position, but not the setting whether its parts may collapse."""
+        """Restore a splitter's saved position without changing whether its parts may collapse."""
         collapsible = splitter.childrenCollapsible()
         splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
         splitter.setChildrenCollapsible(collapsible)  # restoreState sets it too

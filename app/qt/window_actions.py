@@ -1,4 +1,4 @@
-"""Commands of the main window."""
+"""Commands in the main window."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ def export_lora(
 ) -> str:
     """Write a LoRA file atomically and return its SHA-256; add hashes of the tensors to the metadata.
 
-    `weights` are the master weights (fp32 or wider) by the adapter's keys. Files with "kohya" naming
-    load everywhere and store alpha as fp32 scalars; "diffusers" is PEFT's naming, which has no key for alpha, so alpha
-    is multiplied into lora_B. Equal input gives equal bytes. Raises LoraFileError if a value is not finite in `dtype`,
-    or if the file reads back differently; in that case, as on OSError, an existing file stays unchanged.
+    `weights` are the master weights (fp32 or wider) by the adapter's keys. Files with "kohya" naming load
+    everywhere and store alpha as fp32 scalars; "diffusers" is PEFT's naming, which has no key for alpha, so alpha is
+    multiplied into lora_B. Equal input gives equal bytes. Raises LoraFileError if a value is not finite in `dtype`, or
+    if the file reads back differently; in that case, as on OSError, an existing file stays unchanged.
     """
     serialized = safetensors.torch.save(_tensors(weights, adapter, dtype, naming))
     start = 8 + int.from_bytes(serialized[:8], "little")

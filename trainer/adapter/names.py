@@ -115,8 +115,8 @@ _Layer = tuple[str, str, Kind, Literal[1, 3]]  # diffusers path, LDM path, kind,
 def _unet_layers(config: Mapping[str, Any]) -> Iterator[_Layer]:
     """Yield the UNet's layers in the order in which diffusers' UNet2DConditionModel builds them.
 
-    With n resnets per level, LDM numbers n + 1 input blocks per level (the last one is the downsampler; block 0 of all
-    is the first convolution) and n + 1 output blocks per level.
+    With n resnets per level, LDM numbers n + 1 input blocks per level (the last one is the downsampler; the very
+    first block is the first convolution) and n + 1 output blocks per level.
     """
     config = {**_DIFFUSERS_DEFAULTS, **config}
     channels = list(config["block_out_channels"])
@@ -128,7 +128,7 @@ def _unet_layers(config: Mapping[str, Any]) -> Iterator[_Layer]:
     for level, block in enumerate(config["down_block_types"]):
         attends = _attends(block, "CrossAttnDownBlock2D", "DownBlock2D")
         for j in range(resnets):
-            # Only the first resnet of a level changes the channels, and only then it has a shortcut convolution.
+            # Only a level's first resnet can change the channels; if it does, it has a shortcut convolution.
             source = channels[max(level - 1, 0)] if j == 0 else channels[level]
             here, ldm = f"down_blocks.{level}", f"input_blocks.{(resnets + 1) * level + j + 1}"
             yield from _resnet(f"{here}.resnets.{j}", f"{ldm}.0", shortcut=source != channels[level])
@@ -147,7 +147,7 @@ def _unet_layers(config: Mapping[str, Any]) -> Iterator[_Layer]:
         attends = _attends(block, "CrossAttnUpBlock2D", "UpBlock2D")
         mirror = levels - 1 - level
         for j in range(resnets + 1):
-            # Input is the map from below concatenated with a skip connection from the down path.
+            # The input is the map from below, concatenated with a skip connection from the down path.
             source = channels[min(mirror + 1, levels - 1)] if j == 0 else channels[mirror]
             skip = channels[max(mirror - 1, 0)] if j == resnets else channels[mirror]
             here, ldm = f"up_blocks.{level}", f"output_blocks.{(resnets + 1) * level + j}"

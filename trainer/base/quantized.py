@@ -28,7 +28,7 @@ from trainer.base.weights import Placer
 from trainer.config.fit import Int8LayerConfig
 
 MULTIPLE = 8
-"""Number that inputs and outputs must be multiples of, because torch._int_mm requires it on CUDA."""
+"""Granularity of input and output sizes: on CUDA, torch._int_mm accepts only multiples of this."""
 _LARGEST = 127
 # Between 1024 and 2048, fp16 has only whole numbers. Adding a value within ±127 to 1536 therefore rounds it, half to
 # even, and the low byte of the sum is its int8 representation: two passes over memory, where round and cast need 3.
@@ -243,7 +243,7 @@ def quantize_linears(model: nn.Module, kind: Quantization, dtype: torch.dtype, d
 
 
 def set_int8_directions(model: nn.Module, products: Sequence[Int8LayerConfig]) -> None:
-    """Set when each 8-bit layer uses int8 GEMMs, according to ``products``; leave the weights unchanged."""
+    """Configure when each 8-bit layer uses int8 GEMMs, according to ``products``; leave the weights unchanged."""
     for module in model.modules():
         if isinstance(module, FrozenInt8Linear):
             module.directions = int8_directions(module.in_features, module.out_features, products)

@@ -1,4 +1,4 @@
-"""Lazy tensors from safetensors files, which are renamed, sliced and transposed for free, then read one by one."""
+"""Lazy tensors from safetensors files: rename, slice and transpose them for free, then read them one by one."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class StoredWeights:
     ) -> None:
         self._open.close()
         if isinstance(error, OSError) and is_disk_full(error):
-            return  # not from reading: reporting progress writes to a disk that is full
+            return  # raised by reporting progress, which writes to a full disk, and not by reading
         if isinstance(error, (SafetensorError, OSError)):
             names = ", ".join(path.name for path in self._files)
             sentence = f'Could not read "{names}": {error}.'

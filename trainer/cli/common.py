@@ -204,7 +204,7 @@ def engine_imports(on_event: Callable[[events.Event], None]) -> Iterator[None]:
 
 
 def guarded(command: Callable[[], int], *, debug: bool) -> int:
-    """Run a command and return its exit code; write errors to stderr and return the exit code that fits."""
+    """Run a command and return its exit code; write any error to stderr and return the code for it."""
     try:
         return command()
     except ImpastoError as error:

@@ -32,7 +32,7 @@ _PLAIN_SECONDS = 10.0
 _BAR_WIDTH = 30
 # These phases recur during training; their bars are shown only while they run.
 _PASSING: tuple[events.Phase, ...] = ("preview", "validate", "save")
-# Errors of the disk and of text encoding: a run must not fail because a line of its log could not be written.
+# Disk and text encoding errors: a run must not fail because a line of its log could not be written.
 _WRITE_ERRORS = (OSError, ValueError)
 
 

@@ -123,7 +123,7 @@ def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:
         if not Path(base.model).exists():
             from trainer.base.fetch import fetch_base
 
-            fetch_base(base.model)  # raises the error for what is missing
+            fetch_base(base.model)  # raises an error that says what is missing
         family = identify_base(Path(base.model)).family
     for file in loras:
         identity = identify_lora(file)

@@ -300,7 +300,7 @@ def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> Non
         else:
             from trainer.base.fetch import fetch_base
 
-            fetch_base(model)  # raises the error for what is missing
+            fetch_base(model)  # raises an error that says what is missing
     require_images(wanted.dataset)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer.memory.planner.suggestions import Suggestion
     from trainer.memory.trace.library import TraceLibrary
 
-# A plan creates millions of objects that stay alive; collecting garbage as often as Python's default costs 10 %.
+# A plan creates millions of long-lived objects; collecting garbage as often as by default would cost 10 %.
 GC_THRESHOLD = 200_000
 
 

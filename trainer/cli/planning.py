@@ -113,7 +113,7 @@ def plan_run(
         if planned.pick is None and planned.excess_bytes > device_state.margin:
             raise _too_large(plan(workload, stated, device_state, traces, counts, until=until), job, written)
     chosen = planned.pick or planned.smaller
-    assert chosen is not None  # if nothing fits, there is the smallest fit
+    assert chosen is not None  # if nothing fits, `smaller` is the smallest fit
     fit = job.fit.replaced(**{name: getattr(chosen.fit, name) for name in PLANNED})
     fallbacks = planned.fallbacks if planned.pick else None
     return PlannedFit(fit, fallbacks, chosen.forecast, tuple(_notices(planned, job)))
@@ -177,7 +177,7 @@ class _Planner:
 
     traces: TraceLibrary = field(default_factory=lambda: TraceLibrary(TraceStore.of_user()))
     runs: dict[tuple[int, float, AllocatorSettings], RunSimulator] = field(default_factory=dict)
-    """Simulators by workspace sizes and allocator settings; apart from traces and the limit, nothing else matters."""
+    """Simulators by workspace sizes and allocator settings; results depend only on these, the traces and the limit."""
     plans: dict[str, Answer] = field(default_factory=dict)
     """The latest complete plan for each job or recipe."""
     picked: dict[str, FitConfig] = field(default_factory=dict)
@@ -268,9 +268,9 @@ if TYPE_CHECKING:
     from trainer.memory.planner.planner import Plan, PlanResult
     from trainer.memory.planner.request import PlanRequest
 
-# Seconds after which nothing more is traced for a better pick, because users do not wait longer for one.
+# Seconds after which no more traces are recorded to find a better pick, because users do not wait longer.
 PATIENCE = 22.0
-# The same for its alternatives, which are only suggestions.
+# The same for the pick's alternatives, which are only suggestions.
 PATIENCE_BESIDE = 12.0
 
 
@@ -338,7 +338,7 @@ def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
 def planned_for(
     request: PlanRequest, traces: TraceLibrary, on_pick: Callable[[PlanResult], None] = lambda _: None
 ) -> PlanResult:
-    """Return the best plan found within `PATIENCE` seconds; call `on_pick` with the pick before alternatives exist."""
+    """Return the best plan found within `PATIENCE` seconds; call `on_pick` before alternatives are known."""
     from trainer.memory.planner.on_cpu import plan_on_cpu
 
     if request.device_state.on_cpu:

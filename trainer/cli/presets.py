@@ -250,7 +250,7 @@ def _renamed(preset: Preset, name: str) -> Preset:
 
 
 def _details(options: argparse.Namespace) -> dict[str, object]:
-    """Return the details for a shared preset that the command line sets."""
+    """Return the details that the command line gives for a shared preset."""
     from trainer.config.presets.preview_image import make_preview
 
     given = {key: getattr(options, key) for key in ("name", "author", "license", "notes")}
@@ -308,7 +308,7 @@ def _text_of(entry: PresetEntry) -> str:
 
 
 def _print_listed(title: str, lines: Sequence[str]) -> None:
-    """Print untrusted lines, from other people's files, under a title."""
+    """Print lines from other people's files, which are untrusted, under a title."""
     if lines and title:
         echo(title)
     for line in lines[:_MOST_DIFFERENCES]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.protocol import events
 from trainer.protocol.progress import RunProgress
-from trainer.protocol.text import duration_text as duration_text  # among the words of the terminal, as the next
+from trainer.protocol.text import duration_text as duration_text  # re-exported with the other texts, like `size`
 from trainer.protocol.text import printable
 from trainer.protocol.text import size as size
 

@@ -38,7 +38,7 @@ class Int8LayerConfig(Section):
 
 
 ALL_LAYERS = (Int8LayerConfig(forward=MIN_INT8_ROWS, backward=MIN_INT8_ROWS),)
-"""Setting for which every layer computes both products in int8; forecasts assume it before any measurement."""
+"""Value of `int8_products` for which every layer computes both products in int8; assumed before measuring."""
 
 
 BlockName = Annotated[

@@ -33,7 +33,7 @@ class FolderConfig(Section):
     trigger: str | None = Field(default=None, title="Trigger word")
     """Trigger word, added to the front of captions that do not contain it; default: from impasto.jsonl."""
     class_words: str | None = None
-    """Caption of images without one (kohya: class_tokens); default: from a folder name such as 10_cat."""
+    """Caption for images that have none (kohya: class_tokens); default: from a folder name such as 10_cat."""
     weight: float = Field(default=1.0, ge=0.0, le=100.0, title="Loss weight")
     """Loss weight of these images (OneTrainer: loss weight)."""
 

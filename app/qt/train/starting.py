@@ -13,7 +13,7 @@ from app.qt.widgets import format_duration, until_destroyed, while_alive
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol.queue import Entry
 
-# A job that is forecast to take longer than this on the CPU is started only once the user has agreed.
+# Seconds on the CPU: a job that is forecast to take longer is started only after the user has agreed.
 LONG_ON_CPU = 600.0
 
 

@@ -1,4 +1,4 @@
-"""Lean LoRA layers under PEFT's names, which run fewer kernels per step and save only what backward needs.
+"""LoRA layers, named as in PEFT, that run fewer kernels per step and save only what backward needs.
 
 `attach` installs them unless the caller asks for PEFT's own layers. They have not been measured on a GPU yet.
 """

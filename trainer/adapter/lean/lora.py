@@ -314,7 +314,7 @@ class _Lean(LoraLayer):
     so memory use does not depend on this and matches the forecast."""
 
     def forward(self, x: Tensor, *args: Any, source: Source | None = None, **kwargs: Any) -> Tensor:
-        """Return the same as PEFT's layer; only handle a single LoRA in the dtype of x, else call PEFT's forward.
+        """Return the layer's output; unless it has a single LoRA in the dtype of x, call PEFT's own forward.
 
         ``source`` says how backward recomputes x instead of saving it; layers with dropout save x anyway.
         """

@@ -158,12 +158,12 @@ class _Residual(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         block = ctx.block
         x, mean, rstd, hidden, *second = ctx.saved_tensors
-        # `hidden` and `x` also stand for the inputs of the convolutions, which have their shapes and layouts.
+        # `hidden` and `x` are also placeholders for the convolutions' inputs, which have the same shapes and layouts.
         grad = block.norm2.gradient(block.conv2.gradient(gradient, hidden), hidden, *second)
         grad_time = grad.sum((2, 3)) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
             return None, grad_time, None
-        # The same name frees the previous gradient, and lowers the peak by one map.
+        # Reusing the name frees the previous gradient and lowers the peak by one map.
         grad = block.conv1.gradient(grad, x)
         grad_x = block.norm1.gradient(grad, x, mean, rstd)
         grad_shortcut = gradient if block.conv_shortcut is None else block.conv_shortcut.gradient(gradient, x)

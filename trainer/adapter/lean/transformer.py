@@ -77,7 +77,7 @@ def project(layers: Sequence[nn.Module], x: Tensor, source: Source | None = None
         active = [lora for lora in loras if lora is not None]
         if len(active) == len(layers) and all(lora.scale == active[0].scale for lora in active):
             downs, ups = [_weight(lora.down) for lora in active], [lora.up for lora in active]
-            # Checked in every call: moving the model, as between devices, gives each weight memory of its own.
+            # Check this in every call, because moving the model to another device gives each weight its own memory.
             if _are_consecutive(downs) and _are_consecutive(ups):
                 frozen = [_weight(cast(nn.Module, layer.base_layer)) for layer in layers]
                 return projections_with_lora(x, frozen, downs, ups, active[0].scale, source)
