@@ -121,7 +121,7 @@ def _shortened(text: str) -> str:
 
 
 def sentence_and_remedy(sentence: str, remedy: str) -> str:
-    """Return sentence and remedy as one text; either may be empty, and a missing period between them is added."""
+    """Return sentence and remedy as one text; either may be empty, and the sentence gets a period if needed."""
     return " ".join(filter(None, (sentence and with_period(sentence), remedy)))
 
 

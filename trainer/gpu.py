@@ -36,7 +36,7 @@ _GENERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """Program that uses GPU memory; `bytes` is None if the driver does not report them, as on most Windows PCs."""
+    """Program that uses GPU memory; `bytes` is None if the driver does not report it, as on most Windows PCs."""
 
     pid: int
     name: str
@@ -68,7 +68,7 @@ class Gpu:
 
     @property
     def bf16(self) -> bool:
-        """Return whether the GPU computes bf16 natively, as all have done since Ampere."""
+        """Return whether the GPU computes bf16 natively, as GPUs since Ampere do."""
         return computes_bf16(self.capability)
 
     @property

@@ -27,7 +27,7 @@ def is_base_path(model: str, folder: Path) -> bool:
 
 
 def base_path_by_form(model: str) -> bool | None:
-    """Return the same as `is_base_path` without disk access; None for owner/name, which may be either."""
+    """Return the same as `is_base_path` without disk access; None for owner/name, which may be a folder or an id."""
     if "://" in model:
         return False
     if _PATH_START.match(model) or model.lower().endswith(_MODEL_FILES) or not _HUB_ID.fullmatch(model):

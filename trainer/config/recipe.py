@@ -1,4 +1,4 @@
-"""The recipe: what a LoRA learns and how, on any machine; the fit adapts it to a particular one."""
+"""The recipe: what a LoRA learns and how. It is the same on every machine; the fit adapts it to one of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ObjectiveConfig(Section):
     loss: Literal["mse", "huber"] = Field(default="mse", title="Loss type")
     """Loss function (kohya: loss_type): mse is standard; huber is less affected by outlier images."""
     huber_c: float = Field(default=0.1, gt=0.0, le=10.0, title="Huber c")
-    """Error above which the huber loss grows linearly (kohya: huber_c); lower: less effect of outliers."""
+    """Error above which the huber loss grows linearly (kohya: huber_c); lower values reduce the effect of outliers."""
     min_snr_gamma: float | None = Field(default=None, gt=0.0, le=100.0, title="Min-SNR gamma")
     """Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); 5 is usual; default: off."""
     debiased_estimation: bool = Field(default=False, title="Debiased estimation")
@@ -51,7 +51,7 @@ class ObjectiveConfig(Section):
     noise_offset: float = Field(default=0.0, ge=0.0, le=1.0)
     """Random brightness shift of the noise, for darker darks and brighter brights; 0.03 to 0.1 is usual; 0: off."""
     multires_discount: float = Field(default=0.0, ge=0.0, lt=1.0, title="Multires noise discount")
-    """Adds coarse noise; each level counts this much less (kohya: multires_noise_discount); 0.3 is usual; 0: off."""
+    """Adds coarse noise, each level weaker by this factor (kohya: multires_noise_discount); 0.3 is usual; 0: off."""
     multires_iterations: int = Field(default=6, ge=1, le=10, title="Multires noise levels")
     """Number of coarse noise levels (kohya: multires_noise_iterations); 6 to 10 is usual."""
     input_perturbation: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -92,7 +92,7 @@ class ImagesConfig(Section):
     max_upscale: float = Field(default=1.25, ge=1.0, le=16.0)
     """Largest factor by which small images are enlarged; 1 is kohya's bucket_no_upscale."""
     crop: Literal["center", "random"] = "center"
-    """Part to keep where an image does not match its bucket's shape; crops set in impasto.jsonl are applied first."""
+    """Part to keep if an image does not match its bucket's shape; crops set in impasto.jsonl are applied first."""
     flip: bool = Field(default=False, title="Random flip")
     """Mirror half of the images at random (kohya: flip_aug); leave off for anything asymmetric, such as text."""
 
@@ -110,7 +110,7 @@ class ScheduleConfig(Section):
     )
     """How the learning rate changes (kohya: lr_scheduler); restarts is cosine with restarts."""
     warmup: int | float = Field(default=0, ge=0, title="LR warmup")
-    """Steps to raise the learning rate from 0, or below 1 a share of the run: 100 or 0.05 (kohya: lr_warmup_steps)."""
+    """Warmup in steps, or as a share of the run if below 1: 100 or 0.05 (kohya: lr_warmup_steps)."""
     end: float = Field(default=0.0, ge=0.0, le=1.0, title="Min LR ratio")
     """Final share of the learning rate (kohya: lr_scheduler_min_lr_ratio); not used by constant and rex."""
     cycles: int = Field(default=1, ge=1, le=100, title="LR cycles")

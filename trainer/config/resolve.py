@@ -1,4 +1,4 @@
-"""Resolve jobs: replace each missing or "auto" value by the one for this base, dataset and machine."""
+"""Resolve jobs: replace each missing or "auto" value with the one for this base, dataset and machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def steps_per_epoch(samples: int, effective_batch: int) -> int:
 
 
 def resolve_length(recipe: RecipeConfig, samples_per_epoch: int) -> Length:
-    """Return the length set in ``recipe`` or by default; ``samples_per_epoch`` includes repeats (at least 1)."""
+    """Return the length set in ``recipe``, or the default; ``samples_per_epoch`` (at least 1) includes repeats."""
     per_epoch = steps_per_epoch(samples_per_epoch, recipe.effective_batch)
     steps = recipe.steps or _steps(recipe, samples_per_epoch, per_epoch)
     return length_of(steps, samples_per_epoch, recipe.effective_batch)
@@ -295,7 +295,7 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[st
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Return the key, old value and new value, as text, of each difference."""
+    """Return (key, old value, new value) for each key that differs, with the values as text."""
     return [
         (key, _shown(old.get(key)), _shown(new.get(key)))
         for key in dict.fromkeys((*old, *new))

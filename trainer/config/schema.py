@@ -68,7 +68,7 @@ class KeyDescription:
     """Description of one key of a job."""
 
     key: str
-    """Dotted name."""
+    """Dotted name of the key."""
     values: str
     """Text for the allowed values that fits after "must be"."""
     default: Any

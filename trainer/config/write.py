@@ -146,7 +146,7 @@ def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
 
 
 def default_prompts(trigger: str | None) -> list[str]:
-    """Return preview prompts with the trigger word, whose images should change, and without, whose should not."""
+    """Return preview prompts with the trigger word (training should change them) and without it (it should not)."""
     plain = "a house by a lake"
     return [trigger, f"{trigger}, {plain}", plain] if trigger else ["a portrait of a woman", plain]
 
@@ -182,7 +182,7 @@ def set_key_lines(section: Section, path: str) -> Iterator[str]:
 
 
 def _fit_lines(machine: Machine, expected: FitConfig | None) -> Iterator[str]:
-    """Yield comments that explain the fit and show a typical one; real keys would be constraints on the plan."""
+    """Yield comments that explain the fit and show a typical one; keys outside comments would limit the plan."""
     yield from _comment(
         "How the job fits this machine ([fit]) is planned when it starts, from the memory that is free then; "
         "`python -m trainer plan job.toml` shows the plan. Keys you set under [fit] are never changed."
@@ -229,7 +229,7 @@ def _held(value: Any, key: str) -> Iterator[str]:
 
 
 def demo_job(images: Path | None = None) -> str:
-    """Return the demo job's text with the bundled base and images; ``images`` can be a copy of the images."""
+    """Return the demo job's text with the bundled base and the bundled images, or ``images``, a copy of them."""
     template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
     base, place = (
         toml_value(str(asset_path("demo", "base"))),

@@ -101,7 +101,7 @@ def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def require_short(name: str, text: str) -> None:
-    """Raise ValueError for a caption longer than a caption file may be; `name` is its key in the file."""
+    """Raise ValueError for a caption above the size limit of caption files; `name` is its key in the file."""
     if len(text) > LARGEST:
         raise ValueError(f"its {name} is longer than {LARGEST:,} characters")
 

@@ -155,7 +155,7 @@ class _Decoder:
         self._process, self._pipe = process, ours  # set last: another thread may kill a started process
 
     def comes_up(self) -> bool:
-        """Receive the start message; return False if it had arrived before.
+        """Receive the process's start message; return False if it was received before.
 
         Raises DatasetError if the process ended before sending it.
         """
@@ -201,7 +201,7 @@ class _Decoder:
         return path, None, fault
 
     def kill(self) -> None:
-        """Kill the process, which causes an end of file for a caller that waits for its result."""
+        """Kill the process; a caller waiting for its result gets an end of file."""
         process = self._process
         if process:
             process.kill()

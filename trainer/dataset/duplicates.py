@@ -36,7 +36,7 @@ def fingerprint(image: Image.Image) -> bytes:
 
 
 class Fingerprints:
-    """Fingerprints of many images in arrays, which makes comparing one with all others take under a millisecond.
+    """Fingerprints of many images in arrays, for comparing one image with all others in under a millisecond.
 
     `add` doubles the capacity when the arrays are full, so adding one takes constant time on average.
     """

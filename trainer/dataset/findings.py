@@ -13,7 +13,7 @@ from trainer.errors import DatasetError
 Severity = Literal["error", "warning", "info"]
 """error: left out or wrong; warning: used, but probably not as intended; info: good to know."""
 CROP_LOSS = 0.2
-"""Images that lose more than this share of their area to cropping are reported."""
+"""Share of an image's area above which its loss to cropping is reported."""
 _NAMED = 4
 _NAMED_GROUPS = 8
 _MOST_OF_A_KIND = 20
@@ -322,7 +322,7 @@ def _limited(kind: Sequence[Finding]) -> Sequence[Finding]:
 
 
 def worded(rule: Rule, count: int) -> str:
-    """Return a rule's sentence with its nouns replaced for ``count`` images, files or folders."""
+    """Return a rule's sentence for ``count`` images, files or folders."""
     plural = "" if count == 1 else "s"
     counts = {noun + "s": f"{count} {noun}{plural}" for noun in ("image", "file", "folder")}
     return rule.sentence.format(**counts)

@@ -107,7 +107,7 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
 
 
 def require_images(dataset: DatasetConfig) -> None:
-    """Raise DatasetError for folders as `scan_folders` does, but check only file names, which is fast."""
+    """Raise DatasetError for unusable folders like `scan_folders`, but check only file names, which is fast."""
     links = _links_of(dataset)
     _look_into(dataset, lambda config: image_files(Path(config.path).absolute(), config.recursive, links))
 
@@ -247,7 +247,7 @@ def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, link
 
 
 def _require_unicode(words: str, path: Path) -> None:
-    """Raise DatasetError for class words that are not valid Unicode, as directory names on Linux may not be."""
+    """Raise DatasetError for class words from a directory name that is not valid Unicode (possible on Linux)."""
     try:
         words.encode("utf-8")
     except UnicodeEncodeError as fault:
@@ -366,7 +366,7 @@ def _mark_strays(directory: _Directory, scan: Scan) -> None:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file is a training image by its name, not a mask or another kind of file."""
+    """Return whether a file's name is that of a training image, not of a mask or another kind of file."""
     return is_image_name(path.stem, path.suffix)
 
 

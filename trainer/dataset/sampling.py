@@ -29,10 +29,10 @@ def compose_caption(
 ) -> str:
     """Return the caption of one sample, as a pure function of the arguments and the caption stream's state.
 
-    The order is kohya's (sd-scripts `process_caption`): choose an alternative (or the class words), add the trigger
-    word at the front unless the text contains it, prefix and suffix, caption dropout, wildcards, then keep, shuffle and
-    drop tags. An added trigger word is always a kept tag, whatever `keep_tokens` is, and a tag that contains the
-    trigger word is never dropped.
+    The order is kohya's (sd-scripts `process_caption`): choose an alternative (or the class words), put the trigger
+    word in front unless the text contains it, add prefix and suffix, apply caption dropout and wildcards, then keep,
+    shuffle and drop tags. An added trigger word is always a kept tag, regardless of `keep_tokens`, and a tag that
+    contains the trigger word is never dropped.
     """
     text = captions[int(stream.integers(len(captions)))] if len(captions) > 1 else "".join(captions)
     text = text.strip() or class_words

@@ -45,11 +45,11 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     start: int = field(default=0, compare=False)
-    """Offset of its data in the file, in bytes."""
+    """Offset of the tensor's data in the file, in bytes."""
 
     @property
     def bytes(self) -> int:
-        """Return the size of its data in the file, in bytes."""
+        """Return the size of the tensor's data in the file, in bytes."""
         return prod(self.shape) * _BITS[self.dtype] // 8
 
 

@@ -76,7 +76,7 @@ def _compressed(image: Image.Image, side: int, largest: int) -> bytes:
 
 
 def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """Return length and header as written by safetensors, but with sorted metadata, whose order varies there.
+    """Return a header and its length as safetensors writes them, but with metadata in a fixed (sorted) order.
 
     `entries` are the header's tensor entries, which are written unchanged.
     """

@@ -1,4 +1,4 @@
-"""Weight files of a model in a diffusers folder, and remembered file hashes."""
+"""Weight files of models in diffusers folders, and remembered file hashes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sha256_file(path: Path, progress: Counter | None = None) -> str:
 
 
 def remembered_sha256(path: Path) -> str | None:
-    """Return the remembered SHA-256 of a file; None if it was never hashed or has changed since.
+    """Return the remembered SHA-256 of a file; None if there is none or the file has changed since.
 
     Raises OSError if there is no such file.
     """

@@ -174,7 +174,7 @@ def _remove(data: Data, steps: Sequence[str]) -> bool:
 
 
 def hash_of_base(files: Mapping[str, str], name: str) -> str | None:
-    """Return the SHA-256 of a base, given the hashes of its weight files by relative path; None without any.
+    """Return a base's SHA-256, given its weight files' hashes by relative path; None if there are none.
 
     For a single file, called `name`, this is the file's hash. For a folder, it is the hash of what sha256sum prints for
     the UNet and text encoder weights, sorted by path; the VAE is left out, since a job may use another. Every run
@@ -267,7 +267,7 @@ def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _expected_keys(family: Family) -> Iterator[str]:
-    """Yield the recipe keys that a complete recipe for this family contains."""
+    """Yield the keys that a complete recipe for this family contains."""
     for found in fields(RecipeConfig):
         second = found.key.startswith("text_encoder_2.") or found.key == "clip_skip"
         foreign = second and (family == "sd15") != (found.key == "clip_skip")

@@ -151,7 +151,7 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
 
 
 def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
-    """Convert rank, alpha, layers and dropouts; a rank missing in the metadata comes from the tensors."""
+    """Convert rank, alpha, layers and dropouts; a rank missing from the metadata is read from the tensors."""
     arguments = _json(values.get("ss_network_args"))
     arguments = arguments if isinstance(arguments, dict) else {}
     rank = _whole(values.get("ss_network_dim"))
@@ -298,7 +298,7 @@ def _value(text: str | None, *, whole: bool) -> bool | int | float | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a value from metadata or JSON as a finite number; None if it is neither a number nor its text."""
+    """Return a value from metadata or JSON as a finite number, parsing strings; None if it is not a number."""
     try:
         number = float(str(value)[:40])
     except ValueError:

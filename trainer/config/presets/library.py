@@ -49,7 +49,7 @@ class PresetVersion:
 
     path: Path
     until: datetime
-    """Local time at which it was replaced."""
+    """Local time at which this version was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ def presets_folder() -> Path:
 
 
 def folder_of(origin: Origin) -> Path:
-    """Return the folder of the user's own or of received presets."""
+    """Return the folder for presets of this origin: the user's own or received ones."""
     return presets_folder() / "received" if origin == "received" else presets_folder()
 
 
 def read_library() -> PresetLibrary:
-    """Read all presets; damaged files of the user are listed as such and do not hide the others."""
+    """Read all presets; damaged files in the user's folders are listed and do not hide the others."""
     found: list[PresetEntry] = []
     broken: list[tuple[Path, ImpastoError]] = []
     origins: tuple[Origin, ...] = ("yours", "received")
@@ -145,7 +145,7 @@ def is_built_in(preset: Preset) -> bool:
 
 
 def save_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | None]:
-    """Save a preset to the user's own or received ones, replacing one with the same name and family.
+    """Save a preset as the user's own or as received, replacing one with the same name and family.
 
     Returns its path, and the path of the replaced version or None. Raises OSError, and changes nothing, if the folder
     is not writable.
@@ -205,7 +205,7 @@ def _namesake(preset: Preset, shelf: PresetLibrary) -> PresetEntry | None:
 
 
 def _free_place(preset: Preset, folder: Path, shelf: PresetLibrary) -> Path:
-    """Return an unused path; the name's own may be taken, since renaming a preset does not move its file."""
+    """Return an unused path for a preset; renamed presets keep their file, so its first choice may be taken."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
     taken = {each.path for each in shelf.presets}
     places = (folder / f"{each}.toml" for each in numbered(stem))
@@ -260,8 +260,8 @@ def _broken_of(name: str, broken: Iterable[tuple[Path, ImpastoError]]) -> tuple[
 def recipe_overrides(recipe: RecipeConfig) -> list[str]:
     """Return the keys set in a recipe as ``key=value`` overrides for ``load_job``.
 
-    The user's own overrides belong after them. The optimizer is one override with all its arguments, so no argument of
-    the job's own optimizer remains.
+    The user's own overrides must come after them. The optimizer is one override with all its arguments, which removes
+    those of the job's own optimizer.
     """
     stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
     optimizer = stated.pop("optimizer", None)
@@ -329,7 +329,7 @@ if TYPE_CHECKING:
 
 
 def preset_with_recipe(name: str, family: Family | None) -> Preset:
-    """Return the preset with this name or file for bases of `family`; raises JobError if it has no recipe."""
+    """Return the preset with this name or path for bases of `family`; raises JobError if it has no recipe."""
     preset = find_preset(name, family).preset
     if preset.recipe is None:
         sentence = f'The preset "{preset.name}" has a fit but no recipe.'

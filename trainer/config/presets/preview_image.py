@@ -1,4 +1,4 @@
-"""Preview images of presets: checked as untrusted input, and written small and without metadata."""
+"""Preview images of presets, which are checked as untrusted input and written small, without metadata."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def decode_image(text: str) -> bytes:
 
 
 def make_preview(path: Path) -> str:
-    """Return a small JPEG of an image file, pixels only, as base64 in lines of 100 characters.
+    """Return a small JPEG of an image file, without metadata, as base64 in lines of 100 characters.
 
     Raises JobError if the file is not a readable image or is too large.
     """

@@ -78,7 +78,7 @@ class Allocator(ExpandableBlocks):
         settings = settings or AllocatorSettings()
         self._apply(settings)
         self.allocated = 0
-        """Bytes of all blocks in use, including rests that were not split off (torch.cuda.memory_allocated)."""
+        """Bytes of all blocks in use, including remainders that were not split off (torch.cuda.memory_allocated)."""
         self.requested = 0
         """Bytes requested by the storages in use, before rounding."""
         self.peak_allocated = 0
@@ -350,7 +350,7 @@ class Allocator(ExpandableBlocks):
         settings: AllocatorSettings | None = None,
         place: Callable[[int], int] | None = None,
     ) -> Allocator:
-        """Return an allocator in the state of a snapshot without expandable segments; its peaks start there."""
+        """Return an allocator in the state of a snapshot without expandable segments, with the peaks reset."""
         allocator = cls(settings, place)
         for segment in snapshot.segments:
             allocator._restore(segment)
@@ -466,7 +466,7 @@ class Allocator(ExpandableBlocks):
         return self._end - size
 
     def _release(self, block: Block) -> None:
-        """Return a segment to the driver; it consists of one free block."""
+        """Return a segment that consists of a single free block to the driver."""
         self._unfile(block)
         del self._blocks[block.address]
         self.reserved -= block.size
@@ -490,7 +490,7 @@ class Allocator(ExpandableBlocks):
         return returned >= size
 
     def _collect_garbage(self) -> None:
-        """Return large segments unused for longer than average to the driver until below the threshold."""
+        """Return the large segments unused for longer than average to the driver, until below the threshold."""
         pool = self._large
         threshold = int(self.settings.garbage_collection_threshold * (self.settings.capacity or 0))
         unused = [block for key in pool.free if is_segment(block := self._blocks[key & ADDRESS])]

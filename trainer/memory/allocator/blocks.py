@@ -81,7 +81,7 @@ class Pool:
         self.name = name
         self.free: list[int] = []
         self.least_rest = least_rest
-        """Smallest rest, in bytes, that is split off a block."""
+        """Smallest remainder, in bytes, that is split off a block."""
         self.page = page
         """Bytes that an expandable segment maps at once."""
         self.searches = 0

@@ -16,7 +16,7 @@ from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind
 K = TypeVar("K", bound=str)
 Bytes = NDArray[np.int64]
 WorkspaceBytes = Callable[[Storage], int]
-"""Function that returns a workspace's bytes on one GPU, which a trace does not contain."""
+"""Function that returns a workspace's bytes on one GPU, which are not in the trace."""
 
 
 class SurvivingStorage(NamedTuple):
@@ -138,7 +138,7 @@ def replay(
     ``names`` contains the storages still allocated after earlier traces and is updated in place; start with an empty
     dict. After a failure, neither ``names`` nor the allocator is usable. A workspace with a name that is already
     allocated is not allocated again, since libraries keep their workspaces. Raises ValueError for a trace that frees a
-    storage that is not allocated, or does not free one without a unique name.
+    storage that is not allocated, or leaves one allocated that has no unique name.
     """
     done: list[SimulatedTrace] = []
     for number, trace in enumerate(traces):

@@ -35,7 +35,7 @@ class AllocatorSettings:
     expandable: bool = False
     """Whether segments grow page by page (expandable_segments); on Windows, PyTorch warns and ignores it."""
     max_split_size: int | None = None
-    """Size in bytes from which on blocks are never split; None if all blocks may be split."""
+    """Size in bytes at and above which blocks are never split; None if all blocks may be split."""
     roundup_power2_divisions: int | tuple[int, ...] = 0
     """Number of steps between two powers of two to which requests are rounded up; 0 and 1 turn rounding off.
     A tuple has one number for sizes below 2 MiB, one below 4 MiB, and so on; the last is for all larger sizes."""
@@ -55,7 +55,7 @@ class AllocatorSettings:
 def settings_here(environment: Mapping[str, str] = os.environ, system: str | None = None) -> AllocatorSettings:
     """Return the allocator settings for runs started by this process, as far as forecasts model them.
 
-    Garbage collection is left out, because it only returns memory earlier that a retry would return anyway.
+    Garbage collection is left out, because it only returns memory that a retry would return later anyway.
     """
     conf = next((environment[name] for name in _VARIABLES if environment.get(name)), "")
     settings = replace(settings_of(conf), garbage_collection_threshold=0.0)

@@ -164,7 +164,7 @@ def learn(report: RunReport) -> str | None:
 
 
 def _read(path: Path) -> tuple[list[Any], str | None]:
-    """Return the stored reports, and a message if the file exists but cannot be used, or None; raises OSError."""
+    """Return the stored reports, and a message if the file exists but is unusable (else None); raises OSError."""
     try:
         found = reading.read_json(path, "list")
         if found["schema"] == _SCHEMA and isinstance(found["runs"], list):
