@@ -1,4 +1,4 @@
-"""Queue worker: starts an engine for each entry, one at a time per lane, and exits when no entry is left."""
+"""Queue worker: starts an engine for each entry, one at a time per device, and exits when no entry is left."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def machine_lanes() -> list[str]:
 
 
 def lanes_for(entry: Entry, lanes: Sequence[str]) -> list[str]:
-    """Return the lanes that an entry can use: the device set in its job, else any."""
+    """Return the devices that an entry can use: the one set in its job, or any if its job sets none."""
     device = _device(entry)
     return [device] if device is not None and device in ("cpu", *lanes) else list(lanes)
 
 
 def settings_for(entry: Entry, lane: str, lanes: Sequence[str]) -> list[str]:
-    """Return the arguments of `train` that set the lane, if the PC has several and the job sets no device."""
+    """Return arguments for `train` that select the device; empty if the PC has only one or the job sets one."""
     return ["--set", f"fit.device={lane}"] if len(lanes) > 1 and _device(entry) is None else []
 
 
 def _device(entry: Entry) -> str | None:
-    """Return the device set in a job or run, such as "cpu" or "cuda:1"; None if it is left open."""
+    """Return the device set in an entry's job or run, such as "cpu" or "cuda:1"; None if none is set."""
     try:
         device = parse_toml(_job_text(entry))["fit"]["device"]
     except (OSError, ValueError, KeyError, TypeError):  # training reports what is wrong with the file
@@ -59,7 +59,7 @@ def _device(entry: Entry) -> str | None:
 
 
 def _job_text(entry: Entry) -> str:
-    """Return the text of a run's job, or of the job stored in an entry; raises OSError and UnusableFileError."""
+    """Return the job text of an entry or of the run it continues; raises OSError and UnusableFileError."""
     if entry.run is None and entry.text is not None:
         return entry.text
     path = RunDirectory(entry.run).job if entry.run else entry.job
@@ -70,7 +70,7 @@ def _job_text(entry: Entry) -> str:
 class Worker:
     """Worker that runs the entries of a queue; engines survive it, and the next worker takes them over.
 
-    `say` receives a line for everything that happens.
+    `say` is called with a line of text for everything that happens.
     """
 
     def __init__(self, queue: Queue, say: Callable[[str], None], lanes: Sequence[str] | None = None) -> None:
@@ -100,7 +100,7 @@ class Worker:
         return True
 
     def look(self) -> QueueSnapshot:
-        """Handle everything that can be handled now, and return the queue after that."""
+        """Update ended entries, pass on requests, start waiting entries, and return the queue as it is then."""
         codes = self._ended_children()
         for entry in self._queue.record_dead_engines(
             lambda one: outcome(self._queue, one, codes.get(one.id)), self._children
@@ -126,9 +126,9 @@ class Worker:
         return codes
 
     def _over(self, reading: QueueSnapshot, stack: contextlib.ExitStack) -> bool:
-        """Return whether no entry is left, and in that case release the worker's lock atomically.
+        """Return whether no entry is left; if so, release the worker's lock.
 
-        A process that adds an entry afterwards sees that no worker is running.
+        Checks and releases under the queue's lock, so that a process that adds an entry sees that no worker is running.
         """
         if _left(reading):
             return False
@@ -147,7 +147,7 @@ class Worker:
             child.wait(_POLL)
 
     def _begin(self, reading: QueueSnapshot) -> bool:
-        """Start waiting entries on free lanes; return whether one was started."""
+        """Start waiting entries on free devices; return whether any was started."""
         busy = {entry.lane for entry in reading.entries if entry.state == "running"}
         before = len(busy)
         for entry in reading.entries:
@@ -159,7 +159,7 @@ class Worker:
         return len(busy) > before
 
     def _start(self, entry: Entry, lane: str) -> bool:
-        """Start an engine for an entry, unless the entry was withdrawn meanwhile; return whether it was started."""
+        """Start an engine for an entry if it is still waiting; return whether it was started."""
         run = _run_to_resume(entry)
 
         def started(now: Entry) -> Entry:
@@ -185,7 +185,7 @@ class Worker:
         return True
 
     def _send_request(self, entry: Entry) -> None:
-        """Pass the pause or stop request of a running entry on to its engine, as soon as possible."""
+        """Pass a running entry's pause or stop request on to its engine as soon as possible."""
         if entry.wish is None:
             self._withdraw_request(entry)
             return
@@ -204,9 +204,9 @@ class Worker:
                 self._requested[entry.id] = entry.wish, commands.send(run.commands, entry.wish)
 
     def _is_still_requested(self, entry: Entry) -> bool:
-        """Return whether the pause or stop was requested again after the first one was withdrawn.
+        """Return whether the entry still has its pause or stop request, read from the queue again.
 
-        A withdrawal clears the entry first, so reading the entry again shows it.
+        A withdrawal clears the request in the entry before it withdraws the command from the run.
         """
         with contextlib.suppress(RunError):
             return self._queue.get(entry.id).wish == entry.wish
@@ -221,7 +221,7 @@ class Worker:
             self._requested[entry.id] = entry.wish, None
 
     def _withdraw_request(self, entry: Entry) -> None:
-        """Withdraw a command that was already sent to the run when the user withdrew it."""
+        """Withdraw the command sent to the run, if any, after the user withdrew the request."""
         asked, sent = self._requested.pop(entry.id, (None, None))
         if asked is not None and sent is not None and entry.run is not None:
             with contextlib.suppress(OSError):
@@ -237,20 +237,20 @@ def _left(reading: QueueSnapshot) -> bool:
 
 
 def _is_unread(sent: Path) -> bool:
-    """Return whether a command was meant for an earlier attempt, or withdrawn before the run read it."""
+    """Return whether a command was not carried out: it was sent to an earlier attempt, or withdrawn in time."""
     answer = commands.answer(sent)
     return answer is not None and answer.outcome in ("void", "withdrawn")
 
 
 def _is_before_its_attempt(run: RunDirectory, entry: Entry) -> bool:
-    """Return whether the engine of an entry has not started its attempt yet; False for a damaged run."""
+    """Return whether an entry's engine has not started its attempt yet; False for a damaged run."""
     with contextlib.suppress(RunError):
         return len(run.attempts()) <= entry.attempts
     return False
 
 
 def _run_to_resume(entry: Entry) -> Path | None:
-    """Return the run that an entry continues; None for a job without a run, or whose run never started."""
+    """Return the run that an entry continues; None for a job that has no run or whose run never started."""
     if entry.run is not None and entry.job is not None:
         with contextlib.suppress(RunError):
             return entry.run if RunDirectory(entry.run).attempts() else None
@@ -264,7 +264,7 @@ def _words(entry: Entry) -> list[str]:
 
 
 OnRunFolder = Callable[[Path], None]
-"""Callback that receives the run's folder once it exists and this engine holds it."""
+"""Called with the run's folder as soon as it exists and this engine has locked it."""
 
 
 def run_entry(name: str, work: Callable[[OnRunFolder], int]) -> int:
@@ -299,7 +299,7 @@ def _started(entry: Entry) -> Entry:
 def _note_run(queue: Queue, name: str, run: Path) -> None:
     """Record the run in its entry, and redirect the output to the run's log, which outlives the entry.
 
-    Training continues if either fails; then the output stays in the entry's log.
+    Training continues if either fails. If redirecting fails, the output stays in the entry's log.
     """
     with contextlib.suppress(ImpastoError):
         queue.change(name, lambda entry: dataclasses.replace(entry, run=run))
@@ -308,7 +308,7 @@ def _note_run(queue: Queue, name: str, run: Path) -> None:
 
 
 def _early_end(entry: Entry, started: float) -> tuple[State, str]:
-    """Return state and problem of an engine that ended early: on request, else because the system ended it."""
+    """Return the state and problem of an entry whose engine ended early, on request or ended by the system."""
     run = RunDirectory(entry.run) if entry.run else None
     status = run.read_status() if run else None
     if entry.wish == "stop" or (status and status.state == "stopped"):
@@ -325,7 +325,7 @@ def _was_pause_requested(run: RunDirectory, started: float) -> bool:
 
 
 def _conclude(queue: Queue, name: str, state: State, problem: str = "") -> None:
-    """Record the end; if the disk fails, the worker reads the outcome from the run's status."""
+    """Record how an entry ended; if the disk fails, the worker reads the outcome from the run's status."""
     with contextlib.suppress(ImpastoError):
         queue.record_outcome(name, state, problem)
 

@@ -1,4 +1,4 @@
-"""Progress of a run derived from its events: phases, time left, and the latest figures."""
+"""Progress of a run, derived from its events: phases, time left, and the latest figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WINDOW = 50
 
 @dataclass
 class PhaseState:
-    """Progress of one phase; `seconds` counts finished stretches, because other phases interrupt training."""
+    """Progress of one phase; `seconds` is the time before the current stretch, as other phases interrupt training."""
 
     done: int = 0
     total: int | None = None
@@ -30,14 +30,14 @@ class PhaseState:
 
 @dataclass
 class RunProgress:
-    """State of a run as known from its events; `tell` adds the next event."""
+    """State of a run as known from its events; `update` adds the next event."""
 
     phases: dict[events.Phase, PhaseState] = field(default_factory=dict)
     current: events.Phase | None = None
     device: str = ""
     attempt: int = 0
     pid: int = 0
-    """Process id of the engine of the latest attempt."""
+    """Process id of the engine that runs the latest attempt."""
     step: events.StepEvent | None = None
     skipped: int = 0
     finished: events.Finished | None = None
@@ -73,17 +73,17 @@ class RunProgress:
 
     @property
     def images_per_second(self) -> float | None:
-        """Return the images per second of training, over the last steps."""
+        """Return the images trained per second, averaged over the last steps; None before the first step."""
         seconds = sum(step.seconds for step in self._recent)
         return sum(step.pictures for step in self._recent) / seconds if seconds > 0 else None
 
     @property
     def step_seconds(self) -> float | None:
-        """Return the expected seconds of a step: the forecast at first, increasingly the measured steps."""
+        """Return the expected seconds per step: at first as forecast, later increasingly as measured."""
         return expected_step_seconds(self._prefetched, [step.seconds for step in self._recent])
 
     def seconds_left(self, phase: events.Phase, now: float) -> float | None:
-        """Return the seconds that a phase still needs at its current speed; None while unknown."""
+        """Return the estimated seconds until a phase ends, at its current speed; None while unknown."""
         state = self.phases.get(phase)
         if state is None or state.total is None:
             return None

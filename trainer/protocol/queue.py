@@ -4,14 +4,14 @@
       queue.json                 the order, and whether the queue is on hold; replaced atomically
       entries/ID.json            the job or run and its state; replaced atomically
       entries/ID.lock            held by the entry's engine as long as it runs
-      entries/ID.log             what that engine printed before it had a run; the rest is in the run's console.log
+      entries/ID.log             output of that engine until its run exists; the rest is in the run's console.log
       lock  worker.lock  worker.log
 
 Every edit reads and writes under `lock`, so that several programs can edit at once. Entries that `queue.json` does not
 list come last, in the order in which they were added, so adding an entry changes no other file.
 
-An entry holds the text of its job file as of when it was added, and that text is trained: the file may since be changed
-and queued again, or deleted. Paths in the text are still relative to the file's folder.
+An entry contains the text that its job file had when the entry was added, and training uses that text. The file can be
+changed and queued again, or deleted. Paths in the text are still relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _INTERRUPTED = "The process was killed, or the computer shut down."
 @json_keys("id", "sentence")
 @dataclass(frozen=True)
 class QueueFault:
-    """Unusable file of the queue; `id` is that of the entry, empty for queue.json."""
+    """Unusable file in the queue's folder; `id` is the id of the entry, empty for queue.json."""
 
     id: str
     sentence: str
@@ -79,7 +79,7 @@ class QueueSnapshot:
     """Whether every failure puts the queue on hold."""
 
     def find(self, name: str) -> Entry | None:
-        """Return the entry with this id."""
+        """Return the entry with this id; None if there is none."""
         return next((entry for entry in self.entries if entry.id == name), None)
 
 
@@ -160,7 +160,7 @@ class Queue:
         return entry
 
     def add_run(self, run: Path, steps: int | None = None) -> Entry:
-        """Add a run to continue; a run that is already in the queue keeps its place.
+        """Add an entry that continues a run; a run that is already in the queue keeps its place.
 
         If its entry is waiting or running, that entry is returned unchanged.
         """
@@ -215,7 +215,7 @@ class Queue:
         return self._end(name, "stop", "stopped", ("waiting", "paused", "interrupted"))
 
     def withdraw(self, name: str) -> Entry:
-        """Withdraw a pause or stop of a running entry; raises RunError "queue.late" if it is being carried out."""
+        """Withdraw a pause or stop request; raises RunError "queue.late" if it is already being carried out."""
         request = self.get(name).wish
         entry = self.change(name, lambda now: dataclasses.replace(now, wish=None))  # so that the worker won't send it
         if request is None or entry.run is None:
@@ -231,14 +231,14 @@ class Queue:
         return entry
 
     def resume(self, name: str) -> Entry:
-        """Put an entry back in line: its run continues; a job without a run starts again.
+        """Put an entry back in line; a job that has no run yet starts from the beginning.
 
-        A job that failed before it had a run is read from its file again, which may have been corrected.
+        If a job failed before it had a run, its file is read again, because the user may have corrected it.
         """
         return self.change(name, requeued)
 
     def start_after(self, name: str, after: float | None) -> Entry:
-        """Set the Unix time in seconds before which an entry does not start; None: no such time.
+        """Set the Unix time in seconds before which an entry does not start; None removes the limit.
 
         Raises RunError "queue.state" for a running entry.
         """
@@ -265,7 +265,7 @@ class Queue:
                     self._write(requeued(entry))
 
     def set_hold_on_failure(self, hold: bool) -> None:
-        """Set whether the queue is put on hold after each failure or continues with the next entry."""
+        """Set whether a failure puts the queue on hold or the next entry starts."""
         with self.editing():
             self._change_settings(hold_on_failure=hold)
 
@@ -293,7 +293,7 @@ class Queue:
             return self._write(change(self.get(name)))
 
     def record_outcome(self, name: str, state: State, problem: str = "") -> Entry:
-        """Record how an entry ended; a failure or interruption puts the queue on hold if set so."""
+        """Record how an entry ended; put the queue on hold after a failure or interruption if the user wants that."""
         with self.editing():
             return self._conclude(self.get(name), state, problem)
 
@@ -370,7 +370,7 @@ class Queue:
             raise _refused(self.folder, error) from error
 
     def _append(self, entry: Entry) -> Entry:
-        """Write a new entry with a time later than all others, even if the clock is coarse (15 ms) or went back."""
+        """Write a new entry, dated later than all others even if the clock is coarse (15 ms) or was set back."""
         latest = max((one.added for one in self.entries()), default=0.0)
         return self._write(dataclasses.replace(entry, added=max(entry.added, math.nextafter(latest, math.inf))))
 
@@ -392,7 +392,7 @@ class Queue:
             return QueueFault(path.stem, f"Could not read the queue entry {path}: {reason_of(error)}.")
 
     def _read_settings(self) -> tuple[_Settings, str]:
-        """Return the settings of the queue and a sentence on what is wrong with their file, or an empty one."""
+        """Return the queue's settings and a sentence that says what is wrong with queue.json, "" if nothing is."""
         try:
             return read_record(self.settings, "record", _settings), ""
         except FileNotFoundError:
@@ -405,7 +405,7 @@ class Queue:
             return _Settings(), f"{self.settings} {problem}."
 
     def _change_settings(self, **changes: object) -> None:
-        """Change some settings in queue.json; a file of a newer version is not changed."""
+        """Change settings in queue.json; raises RunError if a newer version wrote the file."""
         settings, problem = self._read_settings()
         if problem and settings.held:
             raise RunError("queue.newer", problem, "Update Impasto.")
@@ -433,7 +433,7 @@ def _refused(folder: Path, error: OSError) -> RunError:
 
 
 def outcome(queue: Queue, entry: Entry, code: int | None = None) -> tuple[State, str]:
-    """Return the final state of an entry and the reason; `code` is the engine's exit code if known."""
+    """Return an entry's final state and what went wrong; `code` is the engine's exit code, if known."""
     if entry.run is not None:
         recorded = _recorded_outcome(RunDirectory(entry.run), entry.attempts)
         if recorded is not None:
@@ -447,7 +447,7 @@ def outcome(queue: Queue, entry: Entry, code: int | None = None) -> tuple[State,
 
 
 def _recorded_outcome(run: RunDirectory, before: int) -> tuple[State, str] | None:
-    """Return the outcome recorded in the run; None if it has none for an attempt after the first `before` ones."""
+    """Return the outcome that the run recorded; None if none was recorded after the first `before` attempts."""
     try:
         state, status = run.state(), run.read_status()
     except RunError as error:

@@ -46,11 +46,11 @@ class Entry:
     lane: str | None = None
     """Device assigned to the entry, "cuda:0" or "cpu"; None before it starts."""
     after: float | None = None
-    """Unix time in seconds before which it does not start."""
+    """Unix time in seconds before which the entry does not start; None: no limit."""
     added: float = 0.0
-    """Unix time in seconds when it was added."""
+    """Unix time in seconds at which the entry was added."""
     problem: str = ""
-    """Sentence that says why it failed or was interrupted."""
+    """Sentence that says why the entry failed or was interrupted."""
     steps: int | None = None
     """Total steps of the run; None: unchanged."""
     hold: bool = False
@@ -60,13 +60,13 @@ class Entry:
     pid: int | None = None
     """Process id of the engine, for information only; the lock shows whether it is alive."""
     attempts: int = 0
-    """Number of attempts of the run before the current engine started."""
+    """Number of attempts that the run had before the current engine started."""
     text: str | None = dataclasses.field(default=None, repr=False)
-    """Text of the job file when it was added; None in entries of earlier versions, whose file is read instead."""
+    """Text that the job file had when it was added; None in entries of earlier versions, which read the file."""
 
     @property
     def name(self) -> str:
-        """Return the name to show: that of the run, else of the job, else of the job's folder or file."""
+        """Return the name to show: the run's, else the job's, else the name of the job's folder or file."""
         if self.run is not None:
             return self.run.name
         assert self.job is not None
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def ended(self) -> bool:
-        """Return whether it has ended and is listed for information only."""
+        """Return whether the entry has ended and is listed for information only."""
         return self.state in ENDED
 
 
@@ -86,8 +86,8 @@ def new_entry(
 ) -> Entry:  # fmt: skip
     """Return a waiting entry with a new id, or with `name` as its id; it is not in a queue yet.
 
-    The entry stores `text` as the job, or the current content of its file. Raises JobError if the file cannot be read;
-    the job itself is not validated until training starts.
+    The entry stores `text` as its job, or the job file's current content if `text` is None. Raises JobError if the
+    file cannot be read. The job itself is not validated until training starts.
     """
     assert (job is None) != (run is None)
     job, run = job and job.absolute(), run and run.absolute()
@@ -112,11 +112,11 @@ def new_id() -> str:
 
 
 class NewerVersionError(Exception):
-    """The file was written by a newer version."""
+    """Error for a file that was written by a newer version."""
 
 
 def requeued(entry: Entry, steps: int | None = None) -> Entry:
-    """Return the entry put back in line; raises RunError if it is running or done."""
+    """Return a copy of the entry that waits again; raises RunError if the entry is running or done."""
     if entry.state in ("running", "done"):
         raise RunError(
             "queue.state",
@@ -160,7 +160,7 @@ def _job_text(job: Path) -> str:
 
 
 def versioned(fields: object) -> Mapping[str, object]:
-    """Return the fields of a file if this version can use them; raises NewerError, TypeError and KeyError."""
+    """Return the fields of a file if this version supports it; raises NewerVersionError, TypeError or KeyError."""
     if not isinstance(fields, dict):
         raise TypeError("it is not a JSON object")
     if typed(fields, "version", int) > VERSION:
@@ -169,7 +169,7 @@ def versioned(fields: object) -> Mapping[str, object]:
 
 
 def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
-    """Return the entry with the fields of its file; raises TypeError, ValueError and KeyError if they are invalid."""
+    """Return the entry from the fields in its file; raises TypeError, ValueError or KeyError if they are invalid."""
     state, request = typed(fields, "state", str), _optional(fields, "wish", str)
     if state not in get_args(State) or request not in (None, *get_args(EndRequest)):
         raise ValueError(f"{'state' if state not in get_args(State) else 'wish'} has an unknown value")
@@ -195,7 +195,7 @@ def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
 
 
 def typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
-    """Return a field of the type `kind`, with integers accepted as float; raises TypeError and KeyError."""
+    """Return a field that must be of type `kind`; integers count as float. Raises TypeError or KeyError."""
     value = fields[key]
     if kind is float and type(value) is int:
         value = float(value)

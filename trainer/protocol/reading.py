@@ -47,7 +47,7 @@ LARGEST: Mapping[Kind, int] = {
 """Size limit in bytes by kind of file."""
 
 DEEPEST = 64
-"""Maximum nesting depth of tables and lists. Deeper values parse, but exhaust the stack of code that walks them."""
+"""Maximum nesting depth of tables and lists. Deeper values can be parsed, but overflow the stack of later code."""
 _DEEPEST_TOML = 32
 # tomllib needs about 1 KiB per part of a key, and memory quadratic in the length of a dotted key while it reads it.
 _MOST_TOML_SYNTAX = 30_000
@@ -74,17 +74,17 @@ _NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
 
 
 class UnusableFileError(ImpastoError, ValueError):
-    """A file or text has unusable content; `reason` is the part of the sentence after the colon."""
+    """Error for a file or text with unusable content; `reason` is the part of the message after the colon."""
 
     reason: str = ""
 
 
 class UnopenableFileError(UnusableFileError, OSError):
-    """A path is not a regular file, or the file is too large; also an OSError, for code that only opens or copies."""
+    """Error for a path that is no regular file or too large; also an OSError, for code that only opens or copies."""
 
 
 def unusable(source: object, code: str, reason: str) -> UnusableFileError:
-    """Return the error of a file; `code` is "kind", "size", "encoding", "syntax", "depth", "number" or "content"."""
+    """Return the error for a file; `code` is "kind", "size", "encoding", "syntax", "depth", "number" or "content"."""
     named = f" {str(source)[:300]}" if str(source) else " this text"
     kind = UnopenableFileError if code in ("kind", "size") else UnusableFileError
     error = kind(
@@ -97,7 +97,7 @@ def unusable(source: object, code: str, reason: str) -> UnusableFileError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a file could not be read, as the end of a sentence, from any error that reading it raised."""
+    """Return why a file could not be read, as the end of a sentence, for any error raised while reading it."""
     return error.reason if isinstance(error, UnusableFileError) else plain_reason(error)
 
 
@@ -105,16 +105,16 @@ def reason_of(error: BaseException) -> str:
 
 
 def open_file(path: Path, kind: Kind) -> BufferedReader:
-    """Open a regular file for reading bytes, retrying for up to two seconds while it is locked on Windows.
+    """Open a regular file for reading bytes; on Windows, retry for up to two seconds while it is locked.
 
     Other systems don't lock files briefly, and retries would make a folder of a thousand unreadable files take half an
-    hour. Raises UnusableFileError for a folder, pipe, socket or device and for a file too large for its kind; OSError.
+    hour. Raises OSError, and UnusableFileError for a folder, pipe, socket or device, or if the file is too large.
     """
     return files.with_retries(lambda: _open(path, kind)) if sys.platform == "win32" else _open(path, kind)
 
 
 def read_bytes(path: Path, kind: Kind) -> bytes:
-    """Return a whole file's bytes; raises UnusableFileError and OSError."""
+    """Return a file's entire content; raises UnusableFileError and OSError."""
     with open_file(path, kind) as file:
         # Don't just read up to the limit: read() allocates the requested size at once, and Windows commits it.
         size = os.fstat(file.fileno()).st_size
@@ -145,15 +145,15 @@ def read_toml(path: Path, kind: Kind) -> dict[str, Any]:
 
 
 def read_record(path: Path, kind: Kind, decode: Callable[[Any], T]) -> T:
-    """Return the value in a JSON file as converted by `decode`.
+    """Read a JSON file and return its value as converted by `decode`.
 
-    Raises OSError, and UnusableFileError for all invalid content, including what makes `decode` fail.
+    Raises OSError, and UnusableFileError for invalid content, including content for which `decode` fails.
     """
     return decoded(read_json(path, kind), decode, path)
 
 
 def decoded(value: Any, decode: Callable[[Any], T], source: object) -> T:
-    """Return a parsed value as converted by `decode`; raises UnusableFileError if `decode` fails."""
+    """Return `decode(value)` for a parsed value; raises UnusableFileError if `decode` fails."""
     try:
         with noting_file(source):
             return decode(value)
@@ -209,11 +209,11 @@ def _too_large(path: Path, most: int) -> UnusableFileError:
 
 
 def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -> Any:
-    """Return the value of a JSON text; raises UnusableFileError, which names `source`.
+    """Return the value of a JSON text; raises UnusableFileError naming `source`.
 
     Also refuses encodings other than UTF-8, nesting deeper than DEEPEST, NaN and infinity in any form (such as 1e400),
     and integers over 64 bits. With `finite` false, NaN and infinity are accepted, because
-    the state of an optimizer may contain them.
+    optimizer states may contain them.
     """
     if isinstance(text, bytes):
         text = _decoded(text, source)
@@ -233,8 +233,8 @@ def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -
 def parse_toml(text: str, source: object = "", *, finite: bool = True) -> dict[str, Any]:
     """Return the tables of a TOML text; raises UnusableFileError as `parse_json` does.
 
-    With `finite` false, nan, inf and 1e400 are accepted, for a schema that refuses them and names their key. The cause
-    of a "file.syntax" error is the error of tomllib, whose message names the line.
+    With `finite` false, nan, inf and 1e400 are accepted and left to the caller's schema, which can name the key. The
+    cause of a "file.syntax" error is tomllib's error, whose message names the line.
     """
     _require_modest_syntax(text, source)
     try:
@@ -256,8 +256,8 @@ def parse_toml(text: str, source: object = "", *, finite: bool = True) -> dict[s
 def parse_yaml(text: str, source: object = "") -> Any:
     """Return the value of a YAML text with every scalar as a string; raises UnusableFileError.
 
-    Aliases are refused, because a kilobyte of them can expand to gigabytes. A first pass finds them, and nesting that
-    would exhaust the stack in the second pass.
+    Aliases are refused, because a kilobyte of them can expand to gigabytes. A first pass finds aliases
+    and nesting that would overflow the stack in the second pass.
     """
     import yaml  # 20 ms, which the first window should not wait for
 
@@ -279,7 +279,7 @@ def parse_yaml(text: str, source: object = "") -> Any:
 
 
 class _BadNumberError(ValueError):
-    """A number is not finite or has too many digits."""
+    """Error for a number that is not finite or has too many digits."""
 
 
 def _finite(text: str) -> float:
@@ -318,7 +318,7 @@ def _decoded(data: bytes, source: object) -> str:
 def _require_modest_syntax(text: str, source: object) -> None:
     """Raise UnusableFileError for TOML that would take gigabytes or minutes to parse.
 
-    A dotted key of 60 KB takes 3.8 GB.
+    Parsing a dotted key of 60 KB, for example, takes 3.8 GB of memory.
     """
     syntax = TOML_TEXT_OR_COMMENT.sub("_", text)
     if sum(map(syntax.count, "[{.=")) > _MOST_TOML_SYNTAX:
@@ -328,7 +328,7 @@ def _require_modest_syntax(text: str, source: object) -> None:
 
 
 def _require_modest(value: Any, source: object, deepest: int) -> None:
-    """Raise UnusableFileError for deep nesting and large integers; walks level by level, without recursion."""
+    """Raise UnusableFileError for deep nesting and large integers; walk the levels without recursion."""
     level = [value]
     for _ in range(deepest + 1):
         found: list[Any] = []
@@ -350,7 +350,7 @@ def _require_modest(value: Any, source: object, deepest: int) -> None:
 
 @contextlib.contextmanager
 def noting_file(path: object) -> Iterator[None]:
-    """Add a note with the file that was being read to any unexpected error raised in the block."""
+    """Add a note that names the file being read to any unexpected error raised in the block."""
     try:
         yield
     except (ImpastoError, OSError):  # these already name their file
@@ -362,6 +362,6 @@ def noting_file(path: object) -> Iterator[None]:
 
 
 def file_being_read(error: BaseException) -> str | None:
-    """Return the file that `naming` added to an error as a note; None if there is none."""
+    """Return the file named in the note that `noting_file` added to an error; None if there is no such note."""
     notes = getattr(error, "__notes__", ())
     return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)

@@ -1,8 +1,8 @@
 """Conversion of dataclasses to JSON data and back, with fixed keys and type checks.
 
-The keys are literals beside the class (`@json_keys`), so that renaming an attribute does not change files. Types are
-checked on reading, because a wrong one, such as a string for a step number, would fail much later in the code that
-shows it.
+The keys are literals in the class's `@json_keys` decorator, so renaming an attribute does not change files. Types are
+checked on reading, because a wrong type, such as a string for a step number, would otherwise cause an error much later,
+in the code that shows the value.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
 
 
 def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator that sets the keys of a dataclass in files, in the order of its own fields.
+    """Return a class decorator that sets the JSON keys of a dataclass, in the order of its own fields.
 
-    The keys of a base class come first. Put it above `@dataclass`. Never change a key without a migration of the files
+    The keys of a base class come first. Put it above `@dataclass`. Never change a key without migrating the files
     that contain it; attributes may be renamed freely.
     """
 
@@ -43,7 +43,7 @@ def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
 
 
 def to_record(value: Any) -> Any:
-    """Return plain data for JSON: dataclasses become tables with their keys, also inside tables and lists.
+    """Return a value as plain data for JSON: dataclasses, also nested ones, become tables with their keys.
 
     Raises TypeError for a dataclass without `json_keys`.
     """
@@ -58,10 +58,10 @@ def to_record(value: Any) -> Any:
 
 
 def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False) -> T:
-    """Return a `kind` built from the table `found`; unknown keys, as of newer versions, are skipped.
+    """Return a `kind` built from the table `found`; unknown keys, such as a newer version's, are skipped.
 
-    Lists are accepted for tuples and, with `null_floats`, null for non-finite numbers. Raises TypeError for a missing
-    field, a value of a wrong type, and a `found` that is not a mapping.
+    Lists are accepted as tuples and, with `null_floats`, null as a float. Raises TypeError for a missing field, a
+    value of the wrong type, or a `found` that is not a mapping.
     """
     if not isinstance(found, Mapping):
         raise TypeError("it is not a table of names and values")
@@ -76,7 +76,7 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
 
 
 def moment(value: Any) -> float:
-    """Return a Unix time in seconds if it can be shown as a date; raises ValueError and TypeError otherwise."""
+    """Return a Unix time in seconds if it can be shown as a date; raises ValueError or TypeError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("a time is not a number")
     if not 0 <= value < _LAST_MOMENT:
@@ -156,16 +156,16 @@ RENAMED_KEYS: Mapping[str, str] = {
     "card": "gpu",
     "preview.picture": "image",
 }
-"""The present last part of each renamed key of a job or preset, by the dotted key that it had (no list indices)."""
+"""Current last part of each renamed key in jobs and presets, by its former dotted key (without list indices)."""
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {"dataset.folders.kind": {"regularisation": "regularization"}}
-"""Present values of keys, by the dotted key that they had and the value that they had."""
+"""Current names of renamed values, by the key's former dotted name and the former value."""
 
 
 def renamed(data: Any, path: str = "") -> Any:
-    """Return the data of a job, preset, or part of one under the present names.
+    """Return the data of a job, a preset, or a part of one, under the current names.
 
-    `path` is the dotted key of that part in its file: "recipe" for a recipe alone. Where data has the old and the new
-    name of a key, the old one stays, for validation to complain about.
+    `path` is the part's dotted key in its file, such as "recipe" for a recipe alone. If data contains a key under both
+    its old and its new name, the old name stays, so that validation reports it.
     """
     if isinstance(data, list):
         return [renamed(item, path) for item in data]
@@ -180,7 +180,7 @@ def renamed(data: Any, path: str = "") -> Any:
 
 
 def renamed_key(key: str) -> str:
-    """Return the present name of a dotted key, which may hold list indices ("dataset.folders.0.kind")."""
+    """Return the current name of a dotted key, which may contain list indices ("dataset.folders.0.kind")."""
     former: list[str] = []
     present: list[str] = []
     for part in key.split("."):
@@ -193,7 +193,7 @@ def renamed_key(key: str) -> str:
 
 
 def renamed_flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat facts of a job, by dotted key, under the present names."""
+    """Return a job's values, by dotted key, under the current names."""
     return {renamed_key(key): renamed(value, _without_indices(key)) for key, value in facts.items()}
 
 

@@ -1,4 +1,4 @@
-"""Report of a finished run, report.json: forecast and measured memory and time as plain data."""
+"""Report of a finished run (report.json): forecast and measured memory and time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Memory:
 @json_keys("seconds", "forecast", "forecast_seconds", "measured", "shortfall")
 @dataclass(frozen=True)
 class PhaseReport:
-    """Forecast and measurement of one phase of a run, named as in the forecast, summed over all its stretches."""
+    """Forecast and measurements of one phase of a run; time is added up over all stretches of the phase."""
 
     seconds: float
     """Seconds spent in the phase over all attempts."""
@@ -37,7 +37,7 @@ class PhaseReport:
     measured: Memory | None = None
     """Measured memory; None on the CPU, which has no such counters."""
     shortfall: int = 0
-    """Largest allocation in bytes that failed in this phase; 0 if memory never ran out."""
+    """Size in bytes of the largest failed allocation in this phase; 0 if memory never ran out."""
 
 
 @json_keys("count", "seconds", "decode", "encode", "write")
@@ -59,30 +59,30 @@ class CachingReport:
 )  # fmt: skip
 @dataclass(frozen=True)
 class RunReport:
-    """Report of a finished run: where it ran, forecast and measurements. Unknown values are None or absent."""
+    """Report of a finished run: device, forecast and measurements. Unknown values are None or absent."""
 
     card: str
-    """Name of the GPU by its driver, or "cpu"."""
+    """GPU name as the driver reports it, or "cpu"."""
     system: str
     """Value of platform.system(), such as "Windows" or "Linux"."""
     versions: Mapping[str, str]
-    """Versions of Python, the libraries and, as "driver", the GPU driver, on which memory and time may depend."""
+    """Versions that may affect memory and time: Python, the libraries and, as "driver", the GPU driver."""
     seconds: float
-    """Seconds of all attempts together."""
+    """Total seconds of all attempts."""
     forecast_seconds: float | None
     pictures_per_second: float
     """Images per second of the training phase."""
     flops_per_second: float | None
-    """FLOP/s while training, by the FLOPs of a step's trace, recomputed activations included."""
+    """FLOP/s while training, from the FLOPs in a step's trace, including recomputed activations."""
     share_of_limit: float | None
-    """Share, 0 to 1, of the GPU's dense matrix throughput in the base's dtype."""
+    """`flops_per_second` as a fraction (0 to 1) of the GPU's dense matrix throughput in the base's dtype."""
     phases: Mapping[str, PhaseReport] = field(default_factory=dict)
     time_factor: float = 1.0
-    """Factor learned from earlier runs that all forecast seconds here contain."""
+    """Calibration factor from earlier runs, already applied to all forecast seconds in this report."""
     exhausted: int = 0
     """Number of times that memory ran out."""
     caching: Mapping[str, CachingReport] = field(default_factory=dict)
-    """Encoding speed by phase if anything was encoded, from the pass that encoded the most."""
+    """Encoding speed by phase, from the pass that encoded the most; phases that encoded nothing are absent."""
 
 
 def write_report(path: Path, report: RunReport) -> None:
@@ -91,7 +91,7 @@ def write_report(path: Path, report: RunReport) -> None:
 
 
 def read_report(path: Path) -> RunReport:
-    """Return the report in a file; keys of newer versions are skipped.
+    """Return the report in a file; unknown keys, such as a newer version's, are skipped.
 
     Raises OSError if the file is missing and UnusableFileError if it is not a report.
     """
@@ -99,7 +99,7 @@ def read_report(path: Path) -> RunReport:
 
 
 def report_from(found: Mapping[str, Any]) -> RunReport:
-    """Return the report in parsed JSON; raises TypeError, KeyError or AttributeError if it is not a report."""
+    """Return the report from parsed JSON; raises TypeError, KeyError or AttributeError if it is not one."""
     phases = {name: _phase(phase) for name, phase in found.get("phases", {}).items()}
     caching = {name: build(CachingReport, one) for name, one in found.get("caching", {}).items()}
     return build(RunReport, {**found, "phases": phases, "caching": caching})

@@ -32,7 +32,7 @@ _FAULTS = (sqlite3.Error, ValueError, TypeError, SystemError)
 
 
 def key_of(path: Path, *facts: int) -> bytes:
-    """Return the key of a value derived from a file; it depends on the path and on each of the facts."""
+    """Return a key for a value derived from a file; it depends on the path and on all `facts`."""
     named = os.fsencode(path) + "".join(f"|{fact}" for fact in facts).encode()
     return hashlib.blake2b(named, digest_size=16).digest()
 
@@ -43,14 +43,14 @@ def checksum(*parts: object) -> str:
 
 
 class RowStore:
-    """Key-value store on disk, for several threads and processes.
+    """Key-value store on disk that several threads and processes can share.
 
     A value whose checksum does not match counts as missing, and a file that SQLite cannot use is replaced by an empty
-    one. If the disk cannot be written, the store stays empty and work continues.
+    one. If the disk cannot be written, the store stays empty and raises no error.
     """
 
     def __init__(self, file: Path, limit: int) -> None:
-        """Open the store lazily; above ``limit`` bytes, the least recently used values are deleted."""
+        """Create a store that opens its file on first use; above ``limit`` bytes it deletes the least recently used."""
         self._file, self._limit = file, limit
         self._lock = threading.Lock()
         self._unwritten: dict[bytes, bytes] = {}
@@ -80,7 +80,7 @@ class RowStore:
             return key in self._unwritten or bool(self._ask("select 1 from entries where key = ?", (key,)))
 
     def put(self, key: bytes, data: bytes) -> None:
-        """Store a value; it is written together with later ones, or by `flush`."""
+        """Store a value; it is written to disk in a batch with later ones, or by `flush`."""
         with self._lock:
             self._unwritten[key] = data
             if len(self._unwritten) >= _WRITES:
@@ -92,7 +92,7 @@ class RowStore:
             self._write()
 
     def close(self) -> None:
-        """Write pending values and close the file for good, because a stuck thread may still call the store."""
+        """Write pending values and close the file; it is not opened again if a stuck thread calls the store later."""
         with self._lock:
             self._write()
             self._failed = True
@@ -139,7 +139,7 @@ class RowStore:
 
     @contextlib.contextmanager
     def _repairing(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield the open database, or None; if it proves damaged, delete it, because its content can be rebuilt."""
+        """Yield the open database, or None; replace it with an empty one if it turns out to be damaged."""
         try:
             yield self._connected()
         except _FAULTS as error:

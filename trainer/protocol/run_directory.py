@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 @json_keys("state", "phase", "step", "steps", "attempt", "heartbeat")
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run, rewritten every few seconds; whether it is alive is known from its lock, not from here."""
+    """Progress of a run, rewritten every few seconds; only the run's lock shows whether its engine is alive."""
 
     state: State
     phase: Phase | None
@@ -65,14 +65,14 @@ class RunDirectory:
         self.output = path / "output"
         self.lock = path / "lock"
         self._leftovers: frozenset[str] = frozenset()
-        """File names of commands sent before this process held the run; later ones are meant for this attempt."""
+        """File names of commands sent before this process locked the run; later commands are meant for this attempt."""
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunDirectory:
-        """Create the folder of a new run in `parent` and add it to the per-user list.
+        """Create the folder of a new run in `parent` and add it to the user's list of runs.
 
-        The name is made safe for every system and gets "-2", "-3", … if it is taken. Raises RunError if the folder or
-        the list cannot be written; then nothing is left behind.
+        The name is made safe for every system and gets "-2", "-3", … if it is taken. Raises RunError, and leaves
+        nothing behind, if the folder or the list cannot be written.
         """
         try:
             run = cls(_make_free_folder(parent.absolute(), safe_name(name, "run")))
@@ -105,7 +105,7 @@ class RunDirectory:
         """Hold the run's lock while its engine runs; raises RunError "run.busy" if another engine holds it.
 
         The system releases the lock however the process ends. The traceback of an unexpected error is written to the
-        console log, and the error gets a sentence that says so.
+        console log, and the error is marked with a sentence that says where it is.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -127,11 +127,11 @@ class RunDirectory:
                 yield
 
     def is_alive(self) -> bool:
-        """Return whether an engine holds the run, in this process or another."""
+        """Return whether an engine is running the run, in this process or another one."""
         return locks.is_held(self.lock)
 
     def state(self) -> State | Literal["new", "interrupted"]:
-        """Return the state: "interrupted" if its engine stopped unexpectedly, "new" if none ever started."""
+        """Return the run's state: "interrupted" if its engine stopped unexpectedly, "new" if none ever started."""
         if self.is_alive():
             return "running"
         status = self.read_status()
@@ -140,7 +140,7 @@ class RunDirectory:
         return "interrupted" if status.state == "running" else status.state
 
     def begin_attempt(self, facts: Mapping[str, object]) -> int:
-        """Add an attempt to run.json and return its number, from 1; call it while holding the run.
+        """Add an attempt to run.json and return its number, from 1; call this while the run is locked.
 
         `facts` are JSON values such as versions, device and threads. Also cleans up after a killed attempt: a
         partial event line, temporary files and unread commands.
@@ -157,7 +157,7 @@ class RunDirectory:
         return number
 
     def attempts(self) -> list[dict[str, object]]:
-        """Return the facts that run.json holds of each attempt, in order."""
+        """Return the facts about each attempt from run.json, in order."""
         attempts = self._record().get("attempts", [])
         return [_attempt(each) for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
 
@@ -166,12 +166,12 @@ class RunDirectory:
         files.write_json(self.run, self._record() | {"typed": dict(recipe)})
 
     def read_user_recipe(self) -> dict[str, object] | None:
-        """Return the recipe as the user wrote it; None for a run of an earlier version."""
+        """Return the recipe as the user wrote it; None for a run that an earlier version started."""
         typed = self._record().get("typed")
         return renamed(typed, "recipe") if isinstance(typed, dict) else None
 
     def write_status(self, status: Status) -> bool:
-        """Replace status.json and return whether it worked; a failed heartbeat must not end a run."""
+        """Replace status.json and return whether that succeeded; a failed heartbeat must not end a run."""
         try:
             files.write_json(self.status, to_record(status), durable=False)
         except OSError:
@@ -186,7 +186,7 @@ class RunDirectory:
             return None
 
     def status_fault(self) -> str:
-        """Return a sentence on why status.json cannot be read; empty for a valid or missing file."""
+        """Return a sentence that says why status.json cannot be read; "" if it is valid or missing."""
         try:
             read_record(self.status, "record", _status)
         except FileNotFoundError:
@@ -233,13 +233,13 @@ def _attempt(facts: dict[str, object]) -> dict[str, object]:
 
 
 def require_writable(parent: Path) -> None:
-    """Raise the RunError of `RunDirectory.create` if it is known in advance that no run can be created in `parent`."""
+    """Raise the same RunError as `RunDirectory.create` if `parent` cannot be written; creates nothing."""
     if why := places.unwritable(parent):
         raise _unmade(parent, why)
 
 
 def known_runs() -> list[Path]:
-    """Return the existing folders of this user's runs, most recently started first."""
+    """Return the folders of this user's runs that still exist, most recently started first."""
     try:
         lines = read_text(places.runs_list(), "list").split("\n")
     except (OSError, UnusableFileError):
@@ -249,7 +249,7 @@ def known_runs() -> list[Path]:
 
 
 def forgotten_runs() -> set[Path]:
-    """Return the folders that were removed from the list, including those of runs started again since."""
+    """Return the folders of runs that the user removed from the list, even of runs started again since then."""
     try:
         lines = read_text(places.runs_list(), "list").split("\n")
     except (OSError, UnusableFileError):
@@ -258,7 +258,7 @@ def forgotten_runs() -> set[Path]:
 
 
 def forget_run(path: Path) -> None:
-    """Remove a run from the per-user list until it is started again; its folder is not changed.
+    """Remove a run from the user's list until it is started again; its folder is not changed.
 
     Raises RunError if the list cannot be written.
     """
@@ -276,9 +276,9 @@ def forget_run(path: Path) -> None:
 
 
 def find_run(text: str) -> RunDirectory:
-    """Return the run with the path, name in ./runs, or name in the per-user list given by `text`.
+    """Return the run that `text` refers to: a path, a name in ./runs, or a name in the user's list of runs.
 
-    Raises RunError if there is none, suggesting similar names, or several, listing their paths.
+    Raises RunError if there is no such run, suggesting similar names, or if there are several, listing their paths.
     """
     for path in (Path(text), Path("runs") / text):
         if long_path(path / "run.json").is_file():
@@ -310,7 +310,7 @@ def _unknown(text: str) -> RunError:
 
 
 def damaged(path: Path, reason: str) -> RunError:
-    """Return the error for a run.json that cannot be used."""
+    """Return the error for an unusable run.json."""
     return RunError(
         "run.damaged",
         f"Could not read the run's history in {path}: {reason}.",
@@ -363,13 +363,13 @@ def folder_name(step: int) -> str:
 
 
 def steps_on_disk(parent: Path) -> list[int]:
-    """Return the steps that have a checkpoint folder, lowest first, without unfinished ones."""
+    """Return the steps that have a finished checkpoint folder, lowest first."""
     names = [path.name.removeprefix("step-") for path in long_path(parent).glob("step-*") if path.is_dir()]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def read_manifest(folder: Path) -> Mapping[str, Mapping[str, object]]:
-    """Return the size and hash of each file of a checkpoint; raises OSError and UnusableFileError."""
+    """Return the size and hash of each file in a checkpoint; raises OSError and UnusableFileError."""
     return read_record(folder / MANIFEST, "record", _manifest)
 
 
@@ -389,7 +389,7 @@ def sizes_match(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> b
 def newest_step(parent: Path) -> int | None:
     """Return the step of the newest complete checkpoint; None if there is none.
 
-    Only sizes are compared; the engine also checks the hashes when it resumes, which is too slow here.
+    Only file sizes are checked here, for speed; the engine also verifies the hashes when it resumes.
     """
     return next((step for step in reversed(steps_on_disk(parent)) if _is_whole(parent / folder_name(step))), None)
 

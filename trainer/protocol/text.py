@@ -1,4 +1,4 @@
-"""Durations, sizes and printable text for users."""
+"""Formatting of durations, sizes and untrusted text for users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_LINES = 60
 
 
 class DurationParts(NamedTuple):
-    """Duration rounded for display: seconds only, or days, hours and minutes."""
+    """Duration rounded for display, either to seconds or to days, hours and minutes."""
 
     days: int
     hours: int
@@ -31,7 +31,7 @@ class DurationParts(NamedTuple):
 
 
 def parts(seconds: float) -> DurationParts:
-    """Return the parts of a duration in seconds; below 90 s only seconds are set, at least one."""
+    """Split a duration in seconds into parts; below 90 s only `seconds` is set, to at least 1."""
     whole = max(1, round(seconds))
     if whole < _MOST_SECONDS:
         return DurationParts(0, 0, 0, whole)
@@ -54,7 +54,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Return a number of bytes as "512 B", "3.4 MiB", "593 MiB" or "7.1 GiB", with a decimal only below 100."""
+    """Return a size in bytes as text, with a decimal below 100: "512 B", "3.4 MiB", "593 MiB", "7.1 GiB"."""
     for unit in ("B", "KiB", "MiB"):
         text = f"{number:.0f}" if unit == "B" or number >= 99.95 else f"{number:.1f}"
         if float(text) < 1024:
@@ -73,7 +73,7 @@ def share(part: float, whole: float) -> str:
 def printable(text: str, longest: int | None = None) -> str:
     r"""Return `text` as one line with non-printable characters replaced by escapes such as ``\u202e``.
 
-    Unlike a blank, an escape shows that two names differ. Text longer than `longest` characters is cut.
+    Names that differ only in such characters still look different. Text over `longest` characters is cut.
     """
     cut = text if longest is None or len(text) <= longest else text[: longest - 3] + "..."
     if cut.isascii() and cut.isprintable():
@@ -82,7 +82,7 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def in_json(value: object) -> str:
-    """Return a parsed value as JSON, cut to 80 characters, for an error message."""
+    """Return a parsed value as JSON for an error message, cut to 80 characters."""
     return printable(json.dumps(value, ensure_ascii=False, default=str), 80)
 
 

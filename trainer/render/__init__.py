@@ -1,1 +1,1 @@
-"""Image generation with a base and finished LoRAs, in a separate process."""
+"""Image generation with a base and finished LoRAs, run in a separate process."""

@@ -26,19 +26,19 @@ OnImage = Callable[[int, int, Path], None]
 
 
 OnNotice = Callable[[str, str], None]
-"""Called with the code and the sentence of a notice for the user."""
+"""Called with a notice for the user: its code and its sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraUse:
-    """LoRA file with its strength (1: as trained)."""
+    """LoRA file and the strength to apply it with (1: as trained)."""
 
     file: Path
     strength: float = 1.0
 
 
 class Renderer:
-    """Base in memory with exchangeable LoRAs, which renders images."""
+    """Renders images with a base that stays in memory and LoRAs that can be exchanged."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Render server: JSON lines in, JSON lines out, with the base kept in memory between requests.
 
-trainer/protocol/processes.py describes requests in general. A render request names a base as a job does, and images:
+trainer/protocol/processes.py describes requests in general. A render request names a base, as in a job, and images:
 
     {"id": 1, "base": {"model": "base.safetensors"}, "out": "folder", "images": [
         {"loras": [{"file": "style.safetensors", "strength": 0.8}], "prompt": {"prompt": "a cat", "seed": 7}}]}
@@ -9,9 +9,9 @@ trainer/protocol/processes.py describes requests in general. A render request na
 group images with the same LoRAs, because switching LoRAs takes a moment. Answers:
 
     {"id": 1, "state": "loading", "device": "cuda:0", "phase": "load", "done": 3, "total": 686}
-                                                                               progress, in the phase's units
+                                                                               progress, in the phase's unit
     {"id": 1, "state": "notice", "code": "lora.unmatched", "sentence": "..."}  information, not an error
-    {"id": 1, "state": "rendering", "image": 0, "step": 4, "steps": 20}        image by its index in the request
+    {"id": 1, "state": "rendering", "image": 0, "step": 4, "steps": 20}        index of the image in the request
     {"id": 1, "state": "rendered", "image": 0, "file": "folder/000.png"}
     {"id": 1, "state": "done"}
 
@@ -55,12 +55,12 @@ _REPORT_SECONDS = 0.1  # shortest interval between progress messages
 
 
 class LoraRequest(Section):
-    """LoRA of a requested image."""
+    """LoRA to apply to a requested image."""
 
     file: str = Field(min_length=1)
     """Path of the file."""
     strength: float = Field(default=1.0, ge=-100.0, le=100.0)
-    """Strength; 1: as trained."""
+    """Strength to apply it with; 1: as trained."""
 
 
 class ImageRequest(Section):
@@ -78,19 +78,19 @@ class RenderRequest(Section):
     id: str | int
     """Id chosen by the client, repeated in every answer."""
     base: BaseConfig
-    """Base as in a job; paths are absolute or relative to this process's working directory."""
+    """Base, as in a job; paths are absolute or relative to this process's working directory."""
     out: str = Field(min_length=1)
     """Output folder."""
     images: tuple[ImageRequest, ...] = Field(min_length=1, max_length=10_000, strict=False)
     """Images, rendered in this order."""
     clip_skip: int | None = None
-    """Clip skip as in a recipe."""
+    """Clip skip, as in a recipe."""
     device: str | None = None
-    """Device as in a fit."""
+    """Device, as in fit settings."""
 
 
 class FreeRequest(Section):
-    """Request that cancels rendering or also frees the GPU."""
+    """Request that cancels rendering and, with "free", also frees the GPU."""
 
     id: str | int
     do: Literal["cancel", "free"]
@@ -111,7 +111,7 @@ def render_server(output: TextIO, idle: float = IDLE_SECONDS) -> Server:
 
 
 def request_error(request: Request) -> str | None:
-    """Return what is wrong with a request; None if it is valid."""
+    """Return a description of what is wrong with a request; None if it is valid."""
     if "do" in request:
         return _faults(FreeRequest, request)
     problem = _faults(RenderRequest, request)
@@ -184,7 +184,7 @@ class RenderService:
             turn.report_progress("rendered", image=number, file=str(file))
 
     def _renderer_for(self, request: RenderRequest, turn: ActiveRequest) -> Renderer:
-        """Return a renderer with the requested base, loading it if another one is in memory."""
+        """Return a renderer with the requested base, which is loaded unless it is already in memory."""
         machine = this_machine(request.device)
         device = torch.device(machine.device)
         if self._renderer is None or self._loaded != (request.base, device):
@@ -209,7 +209,7 @@ class RenderService:
         return self._renderer
 
     def _lock_gpu(self, device: torch.device) -> None:
-        """Lock a GPU, or raise RunError if it is training; the CPU is not locked, as training only gets slower."""
+        """Lock a GPU; raises RunError if a run is training on it. The CPU is not locked: training only gets slower."""
         if device.type == "cpu":
             return
         try:
