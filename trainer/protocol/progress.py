@@ -16,7 +16,7 @@ _WINDOW = 50
 
 @dataclass
 class PhaseState:
-    """Progress of one phase; `seconds` is the time before the current stretch, as other phases interrupt training."""
+    """Progress of one phase; `seconds` counts completed stretches only, because other phases interrupt training."""
 
     done: int = 0
     total: int | None = None

@@ -66,13 +66,13 @@ class QueueFault:
 @json_keys("entries", "faults", "held", "reason", "hold_on_failure")
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """Snapshot of the queue."""
+    """Entries, faults and settings of the queue at one moment."""
 
     entries: tuple[Entry, ...] = ()
     """All entries in order, ended ones included."""
     faults: tuple[QueueFault, ...] = ()
     held: bool = False
-    """Whether no new entry starts until `release`."""
+    """Whether the queue is on hold: no new entry starts until `release`."""
     reason: str = ""
     """Sentence that says why the queue is on hold; empty if the user put it on hold."""
     hold_on_failure: bool = False
@@ -257,7 +257,7 @@ class Queue:
             self._change_settings(held=True, reason=reason)
 
     def release(self) -> None:
-        """Release the hold and put interrupted entries back in line."""
+        """Take the queue off hold and put interrupted entries back in line."""
         with self.editing():
             self._change_settings(held=False, reason="")
             for entry in self.entries():
@@ -293,7 +293,7 @@ class Queue:
             return self._write(change(self.get(name)))
 
     def record_outcome(self, name: str, state: State, problem: str = "") -> Entry:
-        """Record how an entry ended; put the queue on hold after a failure or interruption if the user wants that."""
+        """Record how an entry ended; put the queue on hold after a failure or interruption if that is enabled."""
         with self.editing():
             return self._conclude(self.get(name), state, problem)
 
@@ -381,7 +381,7 @@ class Queue:
         return entry
 
     def _read_entry(self, path: Path) -> Entry | QueueFault | None:
-        """Return an entry or its fault; None if it has just been removed."""
+        """Return the entry in a file, or a fault if the file is unusable; None if it has just been removed."""
         try:
             return read_record(path, "record", lambda found: entry_of(path.stem, versioned(found)))
         except FileNotFoundError:

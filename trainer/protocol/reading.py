@@ -212,8 +212,8 @@ def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -
     """Return the value of a JSON text; raises UnusableFileError naming `source`.
 
     Also refuses encodings other than UTF-8, nesting deeper than DEEPEST, NaN and infinity in any form (such as 1e400),
-    and integers over 64 bits. With `finite` false, NaN and infinity are accepted, because
-    optimizer states may contain them.
+    and integers over 64 bits. With `finite` false, NaN and infinity are accepted, because optimizer states may contain
+    them.
     """
     if isinstance(text, bytes):
         text = _decoded(text, source)
@@ -256,8 +256,8 @@ def parse_toml(text: str, source: object = "", *, finite: bool = True) -> dict[s
 def parse_yaml(text: str, source: object = "") -> Any:
     """Return the value of a YAML text with every scalar as a string; raises UnusableFileError.
 
-    Aliases are refused, because a kilobyte of them can expand to gigabytes. A first pass finds aliases
-    and nesting that would overflow the stack in the second pass.
+    Aliases are refused, because a kilobyte of them can expand to gigabytes. A first pass finds aliases, and
+    nesting that would overflow the stack in the second pass.
     """
     import yaml  # 20 ms, which the first window should not wait for
 

@@ -1,4 +1,4 @@
-"""Run directory: the folder that holds a run and is the only interface between its engine and watchers."""
+"""Run directory: the folder that contains a run and is the only interface between its engine and watchers."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def _status(found: Any) -> Status:
 
 
 def _attempt(facts: dict[str, object]) -> dict[str, object]:
-    """Return the facts of an attempt, without a start time that is not a valid date."""
+    """Return the facts about an attempt, omitting a start time that is not a valid date."""
     try:
         return facts if "started" not in facts else facts | {"started": moment(facts["started"])}
     except (ValueError, TypeError):

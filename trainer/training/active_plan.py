@@ -40,7 +40,7 @@ class AppliedFallback:
     step: int
     """First optimizer step (from 0) that it applies to."""
     number: int
-    """Position among the fallbacks, from 1."""
+    """Position among the plan's fallback steps, from 1."""
     fallback: FallbackStep
 
 

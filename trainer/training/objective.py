@@ -39,7 +39,7 @@ class NoiseSchedule:
 
     @classmethod
     def create(cls, prediction: Prediction, zero_terminal_snr: bool) -> NoiseSchedule:
-        """Return the schedule of both families, float64 on the CPU, rescaled if ``zero_terminal_snr``.
+        """Return the schedule used by both families, in float64 on the CPU, rescaled if ``zero_terminal_snr``.
 
         The SNR is computed from the rescaled schedule. sd-scripts computes it before rescaling, so its loss weights do
         not match the noise that is added.
@@ -157,7 +157,7 @@ def _add_coarser_noise(
     """Return ``noise`` plus multires (pyramid) noise as in sd-scripts (Whitaker 2023): level i is r^i times coarser.
 
     Level i has the weight discount^i. r is drawn from 2 to 4 for each level, level 0 is a second noise of full size,
-    and the last level is the one with a side of one pixel. The sum is divided by its standard deviation, over the image
+    and no level follows one with a side of one pixel. The sum is divided by its standard deviation, over the image
     here, over the whole batch in sd-scripts.
     """
     channels, height, width = noise.shape

@@ -35,7 +35,7 @@ class MicroBatch:
     time_ids: Tensor | None
     """(B,6) fp32, SDXL only: original height and width, crop top and left, target height and width, in pixels."""
     mask: Tensor | None
-    """(B,1,h,w) fp32: loss weight of each latent pixel."""
+    """(B,1,h,w) fp32: loss weight of each latent pixel; None if no image has a mask."""
     weights: Tensor
     """(B,) fp32: 1 / effective batch size, times the weights of the image and its folder."""
 

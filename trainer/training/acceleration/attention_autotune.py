@@ -1,7 +1,7 @@
 """Autotuning of the attention kernel: each kernel is timed once, with the shapes of the run.
 
-The forecast was made for the planned kernel. Another kernel replaces it only if results and gradients
-agree, memory use is no higher, and it is measurably faster. If anything fails, the planned kernel is used.
+The forecast was made for the planned kernel. Another kernel replaces it only if results and gradients agree,
+memory use is no higher, and it is measurably faster. If anything fails, the planned kernel is used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Clock = Callable[[Callable[[], object]], float]
 """Function that returns the seconds that one call of another function takes."""
 
 CANDIDATES: dict[str, tuple[AttentionChoice, ...]] = {"cuda": ("flash", "efficient", "cudnn")}
-"""Kernels to compare, by device type; other types have no choice. "math" stores all scores: never worth it on a GPU."""
+"""Kernels to compare, by device type; other types have no choice. "math" stores all scores and never pays on a GPU."""
 
 SECONDS = 1.0
 """Time budget in seconds for all kernels and shapes, warm-up calls not included."""
@@ -51,7 +51,7 @@ MIN_GAIN = 0.03
 PEAK_TOLERANCE = 32 << 20
 """Bytes by which a kernel's peak may exceed the planned kernel's: half of the smallest forecast safety margin."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Largest norm-relative difference between two kernels. Generous: a wrong kernel is off by about 1."""
+"""Largest allowed norm-relative difference between two kernels. Generous: a wrong kernel is off by about 1."""
 
 # What PyTorch reports when no allowed kernel supports the inputs: on a GPU, and on the CPU.
 _NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
@@ -192,7 +192,7 @@ def stopwatch(seconds: float) -> Clock:
 
 
 class _Attention:
-    """One attention call with random inputs, laid out as LeanAttention does: heads are views into the token rows."""
+    """One attention call with random inputs, laid out as in LeanAttention: heads are views into the token rows."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -228,7 +228,7 @@ def _seconds(
 
 
 def _require_head_widths(kernel: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> None:
-    """Raise RuntimeError if ``kernel`` does not support all ``widths``; text encoders' heads differ from the UNet's."""
+    """Raise RuntimeError if ``kernel`` does not support all head ``widths`` of the UNet and the text encoders."""
     try:
         choose_attention_kernel(kernel, device, dtype, widths)
     except JobError as error:

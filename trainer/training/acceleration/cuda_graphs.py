@@ -278,7 +278,7 @@ class GraphedSteps:
 
 
 def _run_eagerly(engine: Engine, micro: MicroBatch, scale: Tensor | None = None) -> Tensor:
-    """Run forward and backward of a micro-batch eagerly and add its gradients to the master weights'."""
+    """Run forward and backward of a micro-batch eagerly; add its gradients to those of the master weights."""
     loss = engine.micro_step(micro, scale)
     engine.master_weights.accumulate()
     return loss

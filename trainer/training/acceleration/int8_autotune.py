@@ -45,7 +45,7 @@ SECONDS = 2.0
 MIN_GAIN = 0.05
 """Minimum gain as a fraction of the time: int8 is less exact, and smaller gains are measurement noise."""
 ROWS_TOLERANCE = 0.75
-"""int8 is used from this fraction of the timed rows up: only the most frequent bucket is timed, others are close."""
+"""Minimum rows for int8, as a fraction of the timed rows: only the most frequent bucket is timed, others are close."""
 TOLERANCE = 0.1
 """Largest allowed norm-relative difference of results. int8 rounding causes about 0.01, wrong sums about 1."""
 _BOTH = Directions(MIN_INT8_ROWS, MIN_INT8_ROWS)
@@ -64,7 +64,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured seconds of one direction of a linear layer."""
+    """Measured seconds for one direction (forward or backward) of a linear layer."""
 
     linear: Linear
     direction: Direction
@@ -73,7 +73,7 @@ class Timing:
     dequantized: float
     """Seconds with int8 weights that are dequantized first."""
     int8: float
-    """Seconds of the int8 GEMM; infinite if it failed."""
+    """Seconds with an int8 GEMM; infinite if it failed."""
     refused: str = ""
     """Reason why int8 failed; empty if it works."""
 
@@ -166,10 +166,10 @@ def time_all(
     dtype: torch.dtype,
     clock: Callable[[float], Clock] | None = stopwatch,
 ) -> list[Timing]:
-    """Time each layer's forward and backward with and without int8; random state and memory are as before at the end.
+    """Time each layer's forward and backward with and without int8; leave the random state and memory unchanged.
 
-    ``clock`` makes a clock that measures for the given seconds; with None nothing is timed, and int8 wins wherever it
-    works. Raises RuntimeError if memory runs out.
+    ``clock`` makes a clock that measures for the given seconds; with None nothing is timed, and int8 is used wherever
+    it works. Raises RuntimeError if memory runs out.
     """
     tasks = [(linear, direction) for linear in layers for direction in DIRECTIONS if _is_candidate(linear, direction)]
     measure = clock(SECONDS / max(3 * len(tasks), 1)) if clock else None

@@ -257,8 +257,8 @@ def _timed(
 def _seconds_each(sizes: Sequence[OperationSize], device: torch.device, clock: Clock, budget: float) -> list[float]:
     """Return the seconds for each size, averaged over its example calls; the first two rounds are warm-up.
 
-    On a GPU the fastest try counts, because nothing else runs between its events. On the CPU the median counts: a
-    training step is slowed by clock speeds and other programs too, and takes 10 to 25 % longer than the fastest try.
+    On a GPU the fastest try counts, because nothing else runs between its events. On the CPU the median counts: clock
+    speeds and other programs affect a training step too, and it takes 10 to 25 % longer than the fastest try.
     """
     examples = [sample_calls(size, device) for size in sizes]
     tries: list[list[list[float]]] = [[[] for _ in variants] for variants in examples]
@@ -346,7 +346,7 @@ def _eviction_seconds(step_seconds: Callable[[], float]) -> float:
 
 
 def _seconds_after_passes(size: int, step_seconds: Callable[[], float]) -> float:
-    """Return the seconds of a step that writes ``size`` bytes before each operation, without the time for writing."""
+    """Return the seconds of a step that writes ``size`` bytes before each operation, excluding the time for writing."""
     eviction = _CacheEviction(size)
     with eviction:
         return step_seconds() - eviction.seconds

@@ -96,7 +96,7 @@ class Exporter:
         return None
 
     def prune(self, keep: int | None, protect: Collection[int | None]) -> None:
-        """Delete all LoRAs of single steps except the newest ``keep`` and the steps in ``protect``; None keeps all."""
+        """Delete all intermediate LoRAs except the newest ``keep`` and the steps in ``protect``; None keeps all."""
         if keep is None:
             return
         stem = glob.escape(self.stem)
@@ -184,7 +184,7 @@ class ExportCallback:
             self.save(progress)
 
     def _due(self, progress: TrainingProgress) -> bool:
-        """Return whether to export: at the set interval, at the best step, and at the end of a run since extended.
+        """Return whether to export: at the set interval, at the best step, and at the last step before an extension.
 
         The last step is never due, because its LoRA is exported as the finished file.
         """

@@ -98,7 +98,7 @@ class StepEventCallback:
 
 
 class SlowStepWarning:
-    """Callback that warns when steps take over three times as long as usual; not again until they are normal."""
+    """Callback that warns once per slowdown when steps take over three times as long as usual."""
 
     phase: ForecastPhase = "train"
 
@@ -163,7 +163,7 @@ def reason_for_slowness(device: torch.device) -> tuple[str, str]:
 
 
 def why_slow(gpu_info: gpu.Gpu, own_pid: int) -> tuple[str, str]:
-    """Return what `reason_for_slowness` returns, from the GPU's current state."""
+    """Return the code and evidence for `reason_for_slowness` from the GPU's current state."""
     held = gpu_info.total_bytes - gpu_info.free_bytes
     others = [use for use in gpu_info.uses if use.pid != own_pid]
     named = gpu.other_processes_text(gpu_info, own_pid)

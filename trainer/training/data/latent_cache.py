@@ -228,7 +228,8 @@ class Cache:
     def _crop(self, sample: Sample) -> tuple[Floats, Floats | None]:
         """Return the VAE's input and the mask, if any.
 
-        The input has shape (1, 3, height, width) and values from -1 to 1, the mask (height, width) and 0 to 1.
+        The input has shape (1, 3, height, width) and values from -1 to 1; the mask has shape (height, width) and values
+        from 0 to 1.
         """
         dataset = self.job.dataset
         pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)

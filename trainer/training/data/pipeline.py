@@ -38,7 +38,7 @@ class PipelineSpeed:
     keep: float
 
     def of_parts(self, parts: int) -> PipelineSpeed:
-        """Return the speed counted in ``parts``, if each item of the pipeline contained several."""
+        """Return the speed counted in parts instead of items; ``parts`` is the total number of parts."""
         share = parts / self.count
         return PipelineSpeed(parts, self.seconds, self.ready * share, self.compute * share, self.keep * share)
 

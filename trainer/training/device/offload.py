@@ -1,4 +1,4 @@
-"""Freeing of GPU memory: return cached memory to the driver, move idle models to main memory."""
+"""Freeing GPU memory by returning cached memory to the driver and moving idle models to main memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def empty_cache(device: torch.device) -> None:
-    """Return cached memory to the driver, so that this phase's blocks do not fragment the next phase.
+    """Return cached memory to the driver, so that this phase's blocks do not fragment the next phase's memory.
 
     Call it between phases, not between steps: allocating the memory again costs some milliseconds.
     """

@@ -150,7 +150,7 @@ class LossScaler:
         return self.scale > LOWEST
 
     def update(self, *, finite: bool) -> None:
-        """Update the scale after a step: halve it if not finite, double it after 2000 finite steps in a row."""
+        """Update the scale: halve it after a step that is not finite, double it after 2000 finite steps in a row."""
         if not finite:
             self.scale = max(LOWEST, self.scale * BACK_OFF)
             self.good_steps = 0

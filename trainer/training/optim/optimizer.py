@@ -254,7 +254,7 @@ def _relative_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
 
 
 def _bitsandbytes() -> ModuleType:
-    """Import and return bitsandbytes' optimizers; a broken installation then affects no other optimizer."""
+    """Return bitsandbytes' optimizers, imported only here so that a broken installation affects no other optimizer."""
     import bitsandbytes.optim
 
     return bitsandbytes.optim

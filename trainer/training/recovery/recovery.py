@@ -124,7 +124,7 @@ class Recovery:
         raise AssertionError("tries end with a success or an error")
 
     def prepare_step(self, step: int) -> None:
-        """Cache what ``step`` needs; unload the models first if memory does not suffice for them and encoding."""
+        """Cache what ``step`` needs; unload the models first if they and encoding do not fit in memory together."""
         make_room = self.manager.offload if self.forecast and self.forecast.encodes_alone else _free_nothing
         self.run(self.phase, lambda: self.prepare(step, make_room))
 
