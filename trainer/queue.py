@@ -286,7 +286,7 @@ def run_entry(name: str, work: Callable[[OnRunFolder], int]) -> int:
         except Exception as error:
             _conclude(queue, name, "failed", f"Something in Impasto went wrong: {plain_reason(error)}")
             raise
-        with contextlib.suppress(ImpastoError):  # an entry that was damaged meanwhile
+        with contextlib.suppress(ImpastoError):  # the entry may have been damaged since
             _conclude(queue, name, *(("done", "") if code == EXIT_DONE else _early_end(queue.get(name), started)))
         return code
 

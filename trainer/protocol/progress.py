@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from trainer.protocol import events
 from trainer.protocol.forecast import expected_step_seconds
 
-# Decay of the moving average that is shown as the loss, because the loss of single steps is too noisy.
+# Decay of the moving average that is shown as the loss, because single steps are too noisy.
 _DECAY = 0.98
-# Number of steps that speed is averaged over: enough to even out buckets, few enough to follow changes.
+# Number of steps that speed is averaged over: enough to even out buckets, few enough to show changes soon.
 _WINDOW = 50
 
 

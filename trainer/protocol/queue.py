@@ -139,7 +139,7 @@ class Queue:
     def worker_alive(self) -> bool:
         """Return whether a worker is running the queue."""
         try:
-            locks.require_file(self.worker_lock)  # something else in its place would keep every worker from starting
+            locks.require_file(self.worker_lock)  # anything else at this path would keep every worker from starting
         except OSError as error:
             raise _refused(self.folder, error) from error
         return self._is_held(self.worker_lock)
@@ -217,7 +217,7 @@ class Queue:
     def withdraw(self, name: str) -> Entry:
         """Withdraw a pause or stop request; raises RunError "queue.late" if it is already being carried out."""
         request = self.get(name).wish
-        entry = self.change(name, lambda now: dataclasses.replace(now, wish=None))  # so that the worker won't send it
+        entry = self.change(name, lambda now: dataclasses.replace(now, wish=None))  # the worker then does not send it
         if request is None or entry.run is None:
             return entry
         run = RunDirectory(entry.run)

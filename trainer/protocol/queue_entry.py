@@ -24,7 +24,7 @@ EndRequest = Literal["pause", "stop"]
 VERSION = 1
 ENDED: tuple[State, ...] = ("done", "stopped", "failed")
 
-_LARGEST = 1024 * 1024  # bytes of a job file, as training reads it
+_LARGEST = 1024 * 1024  # bytes of a job file, the same limit as in training
 _CODES = {"file.size": "large", "file.encoding": "encoding"}
 _Kind = TypeVar("_Kind")
 
@@ -96,7 +96,7 @@ def new_entry(
     return Entry(name or new_id(), job, run, after=after, added=time.time(), steps=steps, hold=hold, text=text)
 
 
-@lru_cache(maxsize=256)  # lists call it on every refresh
+@lru_cache(maxsize=256)  # called for every entry when a list is refreshed
 def _name_in(text: str) -> str:
     """Return the name set in a job's text; empty if there is none or the text cannot be parsed."""
     try:

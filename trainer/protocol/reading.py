@@ -34,15 +34,15 @@ Kind = Literal["record", "settings", "config", "text", "list", "notes", "listing
 _MIB = 1 << 20
 LARGEST: Mapping[Kind, int] = {
     "record": 16 * _MIB,  # run.json of a thousand attempts, a queue entry with a job of 1 MiB escaped as JSON
-    "settings": 4 * _MIB,  # what the app remembers, settings of other tools
-    "config": 4 * _MIB,  # configurations of models
-    "text": 16 * _MIB,  # tag lists, prompts, logs that are read whole
+    "settings": 4 * _MIB,  # the app's saved state, other tools' settings
+    "config": 4 * _MIB,  # model configurations
+    "text": 16 * _MIB,  # tag lists, prompts, logs that are read completely
     "list": 64 * _MIB,  # hashes, calibration, forecasts with timelines
-    "notes": 256 * _MIB,  # one line an image: a million images at 250 bytes
-    "listing": 1024 * _MIB,  # one line an image with all its captions
-    "image": 1024 * _MIB,  # no decoder takes an image near this
+    "notes": 256 * _MIB,  # one line per image: a million images at 250 bytes
+    "listing": 1024 * _MIB,  # one line per image with all its captions
+    "image": 1024 * _MIB,  # larger than any image that a decoder accepts
     "part": 65536 * _MIB,  # one file of a checkpoint, read whole: AdamW at rank 256 on SDXL takes 5 GiB, at 1024 24
-    "stream": 1 << 62,  # mapped or read in blocks, never whole
+    "stream": 1 << 62,  # mapped or read in blocks, never completely
 }
 """Size limit in bytes by kind of file."""
 
@@ -119,7 +119,7 @@ def read_bytes(path: Path, kind: Kind) -> bytes:
         # Don't just read up to the limit: read() allocates the requested size at once, and Windows commits it.
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1)
-        if len(data) > size:  # it grew meanwhile, or has no size, as in /proc
+        if len(data) > size:  # the file has grown since, or reports no size, as in /proc
             data += file.read(LARGEST[kind] + 1 - len(data))
     if len(data) > LARGEST[kind]:
         raise _too_large(path, LARGEST[kind])
@@ -182,7 +182,7 @@ def path_of(value: Any) -> Path:
 def _open(path: Path, kind: Kind) -> BufferedReader:
     target = files.long_path(path)
     _require_usable(path, target.stat(), kind)  # check before opening: some devices react to being opened
-    handle = os.open(target, os.O_RDONLY | _NONBLOCKING)  # nonblocking, in case a pipe replaced it since
+    handle = os.open(target, os.O_RDONLY | _NONBLOCKING)  # nonblocking, in case the file has been replaced by a pipe
     try:
         _require_usable(path, os.fstat(handle), kind)
         return open(handle, "rb")  # noqa: PTH123 - by its handle
@@ -225,7 +225,7 @@ def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -
         raise unusable(source, "syntax", _json_syntax(error)) from error
     except _BadNumberError as error:
         raise unusable(source, "number", str(error)) from None
-    if text.count("[") + text.count("{") > DEEPEST:  # few texts have so many brackets: only these are walked
+    if text.count("[") + text.count("{") > DEEPEST:  # walking the value is slow, and few texts have so many brackets
         _require_modest(value, source, DEEPEST)
     return value
 
@@ -259,9 +259,9 @@ def parse_yaml(text: str, source: object = "") -> Any:
     Aliases are refused, because a kilobyte of them can expand to gigabytes. A first pass finds aliases, and
     nesting that would overflow the stack in the second pass.
     """
-    import yaml  # 20 ms, which the first window should not wait for
+    import yaml  # imported here: takes 20 ms, which would delay the first window
 
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # ten times as fast where the wheel has libyaml
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # ten times as fast if the wheel contains libyaml
     depth = 0
     try:
         for event in yaml.parse(text, Loader=loader):

@@ -69,7 +69,7 @@ class RowStore:
                 return None
             data, checksum, used = rows[0]
             if not isinstance(data, bytes) or checksum != _sum(key, data):
-                return None  # the caller makes the value again, and `put` replaces this one
+                return None  # the caller computes the value again, and `put` replaces this one
             if not isinstance(used, int) or used < _today():
                 self._used.add(key)
             return data

@@ -26,7 +26,7 @@ from trainer.protocol.records import build, json_keys, moment, renamed, to_recor
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
-_LIST_PATIENCE = 10.0  # seconds; a writer holds the list of runs for milliseconds
+_LIST_PATIENCE = 10.0  # seconds; a writer locks the list of runs for milliseconds
 _FORGOTTEN = "forgotten"
 MANIFEST = "manifest.json"
 

@@ -62,7 +62,7 @@ class ActivePlan:
         return cls(job.fit, job.fallbacks)
 
     def at(self, step: int) -> FitConfig:
-        """Return the fit settings in force at optimizer step ``step`` (from 0), also when it is replayed."""
+        """Return the fit settings in force at optimizer step ``step`` (from 0), including when it is replayed."""
         fit = self.frozen
         for taken in self.applied:
             if taken.step <= step:

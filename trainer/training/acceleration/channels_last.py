@@ -173,7 +173,7 @@ def autotune_layout(
     """
     if not job.fit.channels_last:
         return None
-    if job.recipe.layers == "all":  # every convolution with a LoRA would copy its maps there and back
+    if job.recipe.layers == "all":  # every convolution with a LoRA would convert its maps and convert them back
         return LayoutChoice(
             False, 'fit.channels_last is not used: it does not support a LoRA on convolutions (recipe.layers = "all").'
         )

@@ -88,7 +88,7 @@ class CudaRecorder:
             with torch.cuda.stream(self._stream):
                 work()
             outside.wait_stream(self._stream)
-            # The prefetch thread pins host memory meanwhile; in the default mode "global" that would abort the capture.
+            # The prefetch thread may pin host memory during this; in the default mode "global" that aborts the capture.
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 result = work()
         finally:

@@ -197,7 +197,7 @@ def _timing(
 def choose_int8(timings: Iterable[Timing]) -> tuple[Int8LayerConfig, ...]:
     """Return the layers to compute in int8, each with the minimum row count, by direction, for which int8 is used."""
     by_size: dict[tuple[int, int, Direction], list[Timing]] = defaultdict(list)
-    # Sorted by falling rows: int8 is used down to the last size before it stops paying.
+    # Sorted by falling rows: int8 is used down to the last size at which it is faster.
     for timing in sorted(timings, key=lambda timing: -timing.linear.rows):
         by_size[timing.linear.inputs, timing.linear.outputs, timing.direction].append(timing)
     minimum_rows: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)

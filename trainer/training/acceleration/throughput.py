@@ -33,7 +33,7 @@ _HEAD = 64  # usual attention head width
 _NARROWEST = 8  # smallest attention head width
 # For each kind and dtype, the largest sizes are timed until they cover this fraction of the work.
 COVERED = 0.95
-MAX_SIZES_PER_KIND = 12  # at most so many sizes for each kind and dtype
+MAX_SIZES_PER_KIND = 12  # maximum number of sizes for each kind and dtype
 EMPTY_KERNEL_SECONDS = 3e-6  # seconds per empty kernel on a GPU, launched back to back
 _TRIES = 12
 _CACHE = 1 << 21  # bytes: twice the L2 cache of a core, so that a pass over them evicts all of it

@@ -71,7 +71,7 @@ class Exporter:
                 beside = path.with_name(f"{path.stem}.diffusers.safetensors")
                 export_lora(beside, weights, adapter, metadata, dtype=dtype, naming="diffusers")
             write_side_files(path, facts, self._preview(progress.step))
-            # Written last, so that where this file exists the others do too.
+            # Written last, so that if this file exists, the others exist too.
             sha256 = export_lora(path, weights, adapter, metadata, dtype=dtype)
         except OSError as error:
             raise as_resumable(error, self.run.output) from error

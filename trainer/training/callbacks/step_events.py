@@ -126,7 +126,7 @@ class SlowStepWarning:
         self._last = now
         times = self._times[self._sizes(result.step - 1)]
         usual = statistics.median(times) if len(times) >= WARM_UP else math.inf
-        # After a preview or an export memory has to be allocated again, which is no sign of a slowdown.
+        # After a preview or an export, memory has to be allocated again, which is no sign of a slowdown.
         waited = now - last - result.seconds
         if waited > min(usual, result.seconds):
             return

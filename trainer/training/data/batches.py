@@ -56,7 +56,7 @@ class BatchSchedule:
         # Bytes of one text. Counted for each distinct sample, although samples with equal captions share an entry.
         widths = (int(config["hidden_size"]) for config in cache.source.text_configs)
         self._text_bytes = 0 if live_text else text_bytes(job.recipe.token_chunks, widths)
-        # The current epoch is requested once or more per step; another one only when a shard is listed.
+        # Every step requests the current epoch at least once; other epochs are requested only to list a shard.
         self._epoch = lru_cache(maxsize=2)(self._batches_of)
 
     def _batches_of(self, epoch: int) -> list[tuple[Sample, ...]]:

@@ -110,7 +110,7 @@ class EntryStore:
             content = safetensors.torch.save(tensors, {"impasto.digest": digest(tensors)})
             files.write_bytes(target, content, durable=False)
         except OSError as error:
-            if is_disk_full(error):  # often another disk than the run's
+            if is_disk_full(error):  # often not the same disk as the run's
                 raise disk_full(self.folder, "it filled up while caching") from error
             raise
         self.written.add(key)
@@ -132,7 +132,7 @@ class EntryStore:
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors if digest(tensors) == stated else None
         except Exception as error:
-            if is_out_of_memory(error):  # says nothing about the entry; the run recovers from it
+            if is_out_of_memory(error):  # does not mean that the entry is damaged; the run recovers from it
                 raise
             return None  # a damaged entry can raise anything; it is encoded again
 
@@ -143,7 +143,7 @@ class EntryStore:
             path.unlink(missing_ok=True)
             return False
         # The modification time records the last use, because access times are not reliable on any system.
-        with suppress(OSError):  # a read-only cache is fine too
+        with suppress(OSError):  # the cache may be read-only
             os.utime(path)
         return True
 

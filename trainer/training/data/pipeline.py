@@ -77,7 +77,7 @@ class Pipeline(Generic[Item, Ready, Result]):
                 result, seconds = _timed(self.compute, ready)
                 compute_seconds += seconds
                 writing.append(writer.submit(_timed, self.write, item, result))
-                # Waiting here bounds the results in main memory if the disk is slower than the device.
+                # Waiting here limits the results in main memory if the disk is slower than the device.
                 while writing and (writing[0].done() or len(writing) > MAX_PENDING_WRITES):
                     finish_oldest()
             while writing:
@@ -107,7 +107,7 @@ def _prefetched(
             first, ready = started.popleft()
             yield first, ready.result()
     finally:
-        # After an error or an interrupt only the items that have started are waited for.
+        # After an error or an interrupt, wait only for the items that have started.
         pool.shutdown(cancel_futures=True)
 
 
@@ -131,7 +131,7 @@ class MemoryLimiter:
 
     @contextmanager
     def hold(self, amount: float) -> Iterator[None]:
-        """Wait until ``amount`` fits within the limit, and reserve it inside the block; it is capped at the limit."""
+        """Wait until ``amount`` is free, and reserve it inside the block; more than the limit counts as the limit."""
         amount = min(amount, self.limit)
         with self._changed:
             self._changed.wait_for(lambda: self._available >= amount)

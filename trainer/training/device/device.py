@@ -159,7 +159,7 @@ def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtyp
                 probe = torch.zeros(1, 1, 8, width, device=device, dtype=dtype, requires_grad=True)
                 torch.autograd.backward(F.scaled_dot_product_attention(probe, probe, probe).sum())
         except RuntimeError as error:
-            if is_out_of_memory(error):  # says nothing about the kernel
+            if is_out_of_memory(error):  # does not mean that the kernel is unsupported
                 raise
             raise JobError(
                 "job.attention",

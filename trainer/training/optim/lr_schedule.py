@@ -93,7 +93,7 @@ def multiplier_over(schedule: ScheduleConfig, segments: Sequence[Segment]) -> Mu
                 current = segment
             if step < segment.last:
                 break
-        # In a held segment: the rate of the last step before it.
+        # In a held segment, this gives the rate of the last step before it.
         within = min(step, current.last - 1) - current.first
         return multiplier(schedule, current.last - current.first)(within)
 

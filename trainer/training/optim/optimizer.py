@@ -40,7 +40,7 @@ HOST_READS: Mapping[str, str] = {
 }
 """What each optimizer reads from the device in a step, in addition to the training loop's own read."""
 
-# State that bitsandbytes' paged optimizers keep in memory that moves between host and device.
+# State entries that bitsandbytes' paged optimizers keep in memory that moves between host and device.
 PAGED = ("state1", "state2")
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]

@@ -200,7 +200,7 @@ class EngineManager:
             self._unload()
             self._restore(engine)
         engine.job = self._use(fit)
-        if engine.graphs:  # recorded under the former plan, they would replay it
+        if engine.graphs:  # graphs recorded under the previous plan would replay that plan
             engine.graphs.forget()
         choice, dropouts = fit.gradient_checkpointing or "none", engine.job.recipe.has_dropouts
         set_checkpointing(engine.models.unet, engine.models.text_encoders, choice, dropouts=dropouts)
@@ -238,7 +238,7 @@ class EngineManager:
             masters = {key: master.to("cpu", copy=True) for key, master in now.adapter.items()}
             self._captured = dataclasses.replace(now, adapter=masters)
         self._unloaded = True
-        if engine.graphs:  # they hold addresses of the memory that is freed here
+        if engine.graphs:  # graphs contain addresses of the memory that is freed here
             engine.graphs.forget()
         # References to the tensors exist in many places, so their storage is freed instead of waiting for the last one.
         for model in self.models.values():

@@ -123,7 +123,7 @@ def _entry(path: Path) -> _Entry | None:
 
 def _delete(entries: Iterable[_Entry]) -> None:
     for entry in entries:
-        with suppress(OSError):  # Windows refuses while another process has it open; the next call will get it
+        with suppress(OSError):  # Windows refuses while another process has the file open; the next call deletes it
             entry.path.unlink(missing_ok=True)
 
 

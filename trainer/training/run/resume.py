@@ -135,7 +135,7 @@ def require_longer(run: RunDirectory, steps: int) -> None:
 
 def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
     """Raise RunError if any key that affects the result was changed in the frozen job; it lists all of them."""
-    # Only keys stated then. A key added by a later version has its default, which is what earlier versions did.
+    # Compare only keys recorded then. A key added since has its default, which is what earlier versions did.
     then = renamed_flat(facts["job"])
     now = {key: value for key, value in frozen_identity(job).items() if key in then}
     changed = differences(then, now)

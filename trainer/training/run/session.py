@@ -154,11 +154,11 @@ class Attempt:
     def _callbacks(self, engine: Engine, checkpoints: CheckpointCallback, saving: ExportCallback) -> list[Callback]:
         """Return the callbacks of the training loop in the order in which they run.
 
-        Callbacks whose results a checkpoint has to contain run before it, those that may fail after it. All callbacks
-        from validation on may be interrupted; their `at_start` does the work again when the run is resumed.
+        Callbacks whose results must be in the checkpoint run before it; callbacks that may fail run after it. From
+        validation on, all callbacks may be interrupted; their `at_start` does the work when the run is resumed.
         """
         previews = PreviewCallback(engine, self.previewer, self.exporter, self.reporter)
-        # Before the callbacks that may be interrupted, because a resume adds no points of earlier steps.
+        # Before the callbacks that may be interrupted, because a resume adds no points for earlier steps.
         curves = [TensorBoardCallback(self.run.path / "tensorboard")] if self.job.report.tensorboard else []
         return [
             StepEventCallback(engine, self.reporter, self.meter),

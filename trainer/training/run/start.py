@@ -148,7 +148,7 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
         "zero_terminal_snr": source.zero_terminal_snr,
         "machine": this_machine(job.fit.device),
     }
-    # Buckets need a resolved recipe and the run's length needs the dataset, so the job is resolved before and after.
+    # Buckets need a resolved recipe, and the run's length needs the dataset, so the job is resolved twice.
     recipe = resolve_job(job, samples_per_epoch=1, **facts).recipe
     dataset = read_dataset(job.dataset, recipe, lambda done, total: reporter.phase("check", done, total))
     for finding in dataset.findings:
@@ -233,7 +233,7 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
 
     def ended(outcome: events.Outcome, file: Path | None = None, error: ImpastoError | None = None) -> None:
         run.write_status(work.status(None, number, outcome))
-        # These may fail on a full disk. The status above replaces a file of about the same size, so it mostly fits.
+        # These may fail on a full disk. The status above replaces a file of about the same size, so it usually fits.
         with suppress(OSError):
             reporter.end_phase()
             if outcome != "failed":
