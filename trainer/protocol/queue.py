@@ -231,7 +231,7 @@ class Queue:
         return entry
 
     def resume(self, name: str) -> Entry:
-        """Put an entry back in line; a job that has no run yet starts from the beginning.
+        """Put an entry back in line: its run continues, or a job without a run starts from the beginning.
 
         If a job failed before it had a run, its file is read again, because the user may have corrected it.
         """

@@ -41,7 +41,7 @@ class Entry:
     job: Path | None
     """The job file; None if the entry continues a run."""
     run: Path | None
-    """Folder of the run, once it exists."""
+    """Folder of the run; None before it exists."""
     state: State = "waiting"
     lane: str | None = None
     """Device assigned to the entry, "cuda:0" or "cpu"; None before it starts."""

@@ -162,7 +162,7 @@ class RunDirectory:
         return [_attempt(each) for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
 
     def write_user_recipe(self, recipe: Mapping[str, object]) -> None:
-        """Store the recipe as the user wrote it; the frozen job holds all resolved values instead."""
+        """Store the recipe as the user wrote it; the frozen job contains all resolved values instead."""
         files.write_json(self.run, self._record() | {"typed": dict(recipe)})
 
     def read_user_recipe(self) -> dict[str, object] | None:

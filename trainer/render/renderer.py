@@ -147,7 +147,7 @@ def render(
     progress: OnPhase | None = None,
     on_notice: OnNotice,
 ) -> list[Path]:
-    """Render every prompt into ``folder`` as 000.png, 001.png ... and return the files; existing files are kept.
+    """Render every prompt into ``folder`` as 000.png, 001.png, etc.; return the files. Existing files are not replaced.
 
     Each PNG contains its settings. ``clip_skip`` counts as in kohya and applies to SD 1.5 only. Raises ImpastoError for
     an unusable base or LoRA.
@@ -164,7 +164,7 @@ def render(
 
 
 def free_name(folder: Path) -> Path:
-    """Return the first of 000.png, 001.png ... that does not exist yet."""
+    """Return the path of the first file among 000.png, 001.png, etc. that does not exist yet."""
     number = 0
     while (path := folder / f"{number:03d}.png").exists():
         number += 1

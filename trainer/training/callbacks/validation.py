@@ -93,7 +93,7 @@ class ValidationCallback:
             self._measure(progress)
 
     def _measure(self, progress: TrainingProgress) -> None:
-        # If the run is interrupted from here on, its checkpoint has this set, and a resume starts with this validation.
+        # If the run is interrupted during this, its checkpoint has the flag, and a resume starts with this validation.
         progress.unvalidated = True
         self.reporter.phase("validate", 0, len(self.validator.samples))
         with export_mode(self.engine):

@@ -21,7 +21,7 @@ from trainer.host import usable_cores
 from trainer.training.device.out_of_memory import gpu_info, is_out_of_memory
 
 # "auto" takes the first kernel that supports the inputs. cuDNN's backward was wrong in torch 2.10, so it is used only
-# where the user asks for it, or where autotuning has checked its results (acceleration.attention_autotune).
+# if the user asks for it, or if autotuning has checked its results (acceleration.attention_autotune).
 KERNELS: dict[AttentionChoice, list[SDPBackend]] = {
     "auto": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
     "flash": [SDPBackend.FLASH_ATTENTION],
@@ -151,7 +151,7 @@ def head_widths(unet: Config, texts: Iterable[Config]) -> set[int]:
 
 
 def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Iterable[int]) -> None:
-    """Run tiny attention calls forward and backward: only a failure shows that PyTorch lacks the kernel."""
+    """Run tiny attention calls forward and backward: only a failure shows that PyTorch has no such kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # one per refused kernel, with a reason for developers
         try:

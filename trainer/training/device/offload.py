@@ -67,7 +67,7 @@ def offloaded(model: nn.Module) -> Iterator[None]:
             storage.resize_(0)
         yield
     except BaseException as error:
-        # The failed frames still hold their tensors. Those have to be freed, or the weights may not fit again.
+        # The failed frames still reference tensors, which must be freed, or the weights may not fit again.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:

@@ -21,7 +21,7 @@ from trainer.protocol.text import size
 from trainer.training.optim.master_weights import MasterWeights, clip, measure
 from trainer.training.step import training_step
 
-# Parts of the messages of PyTorch, cuBLAS, cuDNN and the CUDA runtime where they raise no OutOfMemoryError; lower case.
+# Parts of out-of-memory messages that PyTorch, cuBLAS, cuDNN and the CUDA runtime raise as other errors; lower case.
 _MESSAGES = (
     "not enough memory",
     "can't allocate memory",
@@ -40,7 +40,7 @@ _REQUESTED = re.compile(r"ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _ALLOCATED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is allocated by PyTorch")
 _CACHED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-# The stages of a step by the code of the function that runs them, to be found in a traceback.
+# The stages of a step, by the code object of the function that runs them, to find them in a traceback.
 _STAGES: Mapping[CodeType, str] = {
     training_step.__code__: "forward",
     torch.autograd.backward.__code__: "backward",

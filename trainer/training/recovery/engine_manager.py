@@ -114,7 +114,7 @@ class EngineManager:
     def rewind(self) -> None:
         """Set the progress back to the last complete training state, so that no steps are replayed to end the run.
 
-        Does nothing if the engine itself holds a complete state.
+        Does nothing if the engine's own state is complete.
         """
         engine = self._loaded_engine()
         if self.partially_updated or self._unloaded or self._captured:
@@ -154,7 +154,7 @@ class EngineManager:
         Returns immediately if nothing is wrong. Like any step, it may run out of memory; in that case call it again.
         """
         engine = self._loaded_engine()
-        # Encode before the models are loaded: the VAE or text encoders may not fit beside them.
+        # Encode before the models are loaded: memory may not suffice for the VAE or text encoders as well.
         if self._unloaded:
             self._captured = self._captured or self._last_checkpoint()
             self._use(self.plan.at(self._captured.step))
@@ -183,7 +183,7 @@ class EngineManager:
         if self._unloaded:
             self._use(self.plan.at(self._captured.step))
             built = self._build(fresh=False)
-            # Callbacks hold this Engine object, so its fields are replaced instead of the object.
+            # Callbacks reference this Engine object, so its fields are replaced instead of the object.
             for field in dataclasses.fields(Engine):
                 setattr(engine, field.name, getattr(built, field.name))
             self._unloaded = False

@@ -65,7 +65,7 @@ class PhaseMemoryMeter:
         use.seconds, self._since = use.seconds + now - self._since, now
         use.host = _higher(use.host, private_bytes())
         if self.device.type == "cuda":
-            # Read once a step, while the GPU idles: max_memory_allocated and its like sort all statistics each time.
+            # Read once per step, while the GPU idles: max_memory_allocated and the like sort all statistics each time.
             peaks = torch.cuda.memory_stats_as_nested_dict(self.device)
             self.latest = peaks["allocated_bytes"]["all"]["peak"]
             use.allocated = _higher(use.allocated, self.latest)

@@ -89,7 +89,7 @@ class _Start:
 
 
 def require_history(run: RunDirectory, attempts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RunError if run.json lacks facts that continuing the run needs."""
+    """Raise RunError if run.json does not contain everything needed to continue the run."""
     try:
         for facts in attempts:
             start = build(_Start, facts)
