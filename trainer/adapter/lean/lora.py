@@ -348,13 +348,13 @@ class LeanConv2d(_Lean, layer.Conv2d):
 class LeanInt8(_Lean, bnb.Linear8bitLt):
     """8-bit linear layer whose LoRA may have dropout."""
 
-    quantized = True
+    is_quantized = True
 
 
 class LeanNF4(_Lean, bnb.Linear4bit):
     """4-bit linear layer whose LoRA may have dropout."""
 
-    quantized = True
+    is_quantized = True
 
 
 class FusedLinear(_Lean, layer.Linear):

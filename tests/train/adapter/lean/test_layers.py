@@ -179,6 +179,21 @@ def test_quantised_bases_give_what_pefts_layers_give(
         assert distance(mine, wanted) < 3e-7
 
 
+@pytest.mark.parametrize(("kind", "kept"), [("int8", True), ("nf4", True), ("none", False)])
+def test_the_output_of_a_quantized_base_is_not_overwritten(kind: Any, kept: bool) -> None:
+    """The forecast counts its bytes; an unquantized base's output takes the sum, which saves them."""
+    model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=False)})})
+    if kind != "none":
+        place = quantize_linears(model, kind, torch.float32, torch.device("cpu"))
+        place(model.get_submodule("transformer_blocks.layer"), "weight", normal(OUTPUTS, INPUTS).float())
+    layer = lora_over(model.get_submodule("transformer_blocks.layer"), torch.float32, lean=True, dropouts=True)
+    seen: list[tuple[Tensor, Tensor]] = []
+    layer.base_layer.register_forward_hook(lambda module, given, out: seen.append((out, out.clone())))
+    layer(rows(3, 11).float().requires_grad_())
+    ((output, before),) = seen
+    assert torch.equal(output, before) is kept
+
+
 def test_what_is_used_of_pefts_private_hook() -> None:
     """A dict from base class to our class, tried in its order before PEFT's own layers."""
     assert list(inspect.signature(LoraConfig._register_custom_module).parameters) == ["self", "mapping"]
