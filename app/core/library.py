@@ -15,22 +15,22 @@ from app.core.events import Emitter
 
 _NUMBER = re.compile("[0-9]+")
 _PORTION = 512
-"""Average number of names per sort, a few thousand at most. Each sort holds the GIL, for up to 2 ms."""
+"""Average number of names sorted at once; at most a few thousand. Each sort holds the GIL for up to 2 ms."""
 
 
 def natural_key(name: str) -> str:
-    """Return a sort key for natural order: digits by their value, letters without case.
+    """Return a sort key for natural order, which compares numbers by value and ignores case.
 
-    The keys of different names differ, even if only leading zeros or uppercase letters do.
+    Different names have different keys, even if they differ only in leading zeros or case.
     """
     return f"{_NUMBER.sub(_sortable, name.casefold())}\0{name}"
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:
-    """Return names in natural order without holding the GIL for long; meant for workers.
+    """Return names in natural order, for workers: it never holds the GIL for more than about 2 ms.
 
-    `sorted` would hold it for 40 ms at 100,000 names. So a sorted sample of the names splits them into buckets, which
-    are sorted one by one.
+    `sorted` would hold the GIL for 40 ms with 100,000 names. Instead, a sorted sample of the names splits them into
+    buckets, which are sorted one by one.
     """
     by_key = {natural_key(name): name for name in names}
     borders = sorted(islice(by_key, 0, None, _PORTION))
@@ -41,7 +41,7 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
 
 
 def _sortable(number: re.Match[str]) -> str:
-    """Return a digit run prefixed with its length, also in digits, so that numbers still sort before letters."""
+    """Return a run of digits prefixed with its length; the length is digits too, so numbers sort before letters."""
     digits = number[0].lstrip("0")
     nines, rest = divmod(len(digits), 9)
     return "9" * nines + str(rest) + digits
@@ -60,7 +60,7 @@ Fact = Literal["size", "file", "problem", "mask", "inspection", "folder"]
 
 @dataclass(slots=True, eq=False)
 class Folder:
-    """One directory of a dataset; `root` is the folder that the user opened, itself or a parent."""
+    """One folder of a dataset. `root` is the folder that the user opened: this folder or one of its parents."""
 
     path: Path
     root: Path
@@ -71,35 +71,35 @@ class Folder:
 
 @dataclass(slots=True, eq=False)
 class LibraryImage:
-    """One image. Only `Library.apply` and `Library.learn` change it, on the thread that owns the library."""
+    """One image. Only `Library.apply` and `Library.set_facts` change it, on the thread that owns the library."""
 
     id: int
-    """Id in this session, never reused for another file."""
+    """Id of the image, unique within this session."""
     folder: Folder
     name: str
     bytes: int = 0
     changed_ns: int = 0
     """Modification time of the file in nanoseconds."""
     width: int | None = None
-    """Width in upright pixels; None until the file was read."""
+    """Width of the upright image in pixels; None until the file has been read."""
     height: int | None = None
     caption: str | None = None
-    """Unmodified text of the caption file; None without a caption file."""
+    """Unmodified text of the caption file; None if there is no caption file."""
     rating: int | None = None
     excluded: bool = False
     crop: Crop | None = None
     clash: bool = False
-    """Whether it has several caption files that differ; only the first is used."""
+    """Whether the image has several caption files that differ; only the first is used."""
     mask: bool = False
     """Whether the mask file NAME-masklabel.png exists."""
     mask_changed_ns: int = 0
-    """Modification time of the mask in nanoseconds."""
+    """Modification time of the mask file in nanoseconds."""
     problem: str | None = None
-    """Sentence that says why the image cannot be used; None if it can."""
+    """Sentence that explains why the image cannot be used; None if it can."""
     content: str | None = None
-    """SHA-256 of the file in hex; None until it was inspected."""
+    """SHA-256 of the file in hex; None until the file has been inspected."""
     fingerprint: str | None = None
-    """Perceptual hash in hex; None until it was inspected."""
+    """Perceptual hash in hex; None until the file has been inspected."""
 
     @property
     def path(self) -> Path:
@@ -121,7 +121,7 @@ class ValueChange(NamedTuple):
     after: Value
 
     def inverse(self) -> ValueChange:
-        """Return the change that takes this one back."""
+        """Return the change that undoes this one."""
         return ValueChange(self.image, self.field, self.after, self.before)
 
 
@@ -134,13 +134,13 @@ class FolderChange(NamedTuple):
     after: str | int | bool | None
 
     def inverse(self) -> FolderChange:
-        """Return the change that takes this one back."""
+        """Return the change that undoes this one."""
         return FolderChange(self.folder, self.field, self.after, self.before)
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryChange:
-    """One change of the library: ids of images, and which fields or facts of the altered ones changed."""
+    """A change to the library: ids of the images, and which fields or facts changed in the altered ones."""
 
     added: frozenset[int] = frozenset()
     removed: frozenset[int] = frozenset()
@@ -149,11 +149,11 @@ class LibraryChange:
 
 
 _SortedImages = list[tuple[str, int]]
-"""Sorted images of a folder: natural key and id of each."""
+"""Sorted images of a folder, each as (natural sort key, id)."""
 
 
 class Library:
-    """Images by id in display order: by dataset in opening order, then by folder path, then by name in natural order.
+    """All images in display order: by dataset in opening order, then by folder path, then by name.
 
     Use it only on the thread that created it; workers deliver results through `Tasks`. It never accesses the disk.
     """
@@ -186,16 +186,16 @@ class Library:
         return self._folder_by_path.get(path)
 
     def reserve_position(self, root: Path) -> None:
-        """Reserve the position of a dataset after those opened earlier, no matter which disk answers first.
+        """Place a dataset after those opened earlier, no matter which disk responds first.
 
-        A dataset that is opened again gets a new position; its images arrive in new `Folder` objects.
+        A dataset that is reopened gets a new position, and its images arrive in new `Folder` objects.
         """
         self._root_positions[root] = max(self._root_positions.values(), default=-1) + 1
 
     def add(self, found: Iterable[tuple[Folder, str, Mapping[str, Any]]]) -> list[int]:
-        """Add images by folder, name and known attributes; return their ids.
+        """Add images, each given as (folder, name, known attributes), and return their ids.
 
-        A file that was removed in this session gets its old id again, so that undo still applies to it.
+        An image that was removed earlier in this session gets its old id again, which lets undo still apply to it.
         """
         ids, in_order = [], True
         for folder, name, known in found:
@@ -222,7 +222,7 @@ class Library:
             self.altered.emit(LibraryChange(removed=frozenset(removed)))
 
     def apply(self, changes: Iterable[ValueChange]) -> None:
-        """Apply changes by the user; images that no longer exist are skipped."""
+        """Apply the user's changes; skip images that no longer exist."""
         changes = [change for change in changes if change.image in self._images]
         for change in changes:
             setattr(self._images[change.image], change.field, change.after)
@@ -231,7 +231,7 @@ class Library:
             self.altered.emit(LibraryChange(altered=frozenset(ids), what=frozenset(fields)))
 
     def apply_to_folders(self, changes: Iterable[FolderChange]) -> None:
-        """Apply changes of folders by the user; all their images count as altered."""
+        """Apply the user's changes to folders; all images in these folders count as altered."""
         folders = set()
         for change in changes:
             setattr(change.folder, change.field, change.after)
@@ -241,7 +241,7 @@ class Library:
             self.altered.emit(LibraryChange(altered=ids, what=frozenset({"folder"})))
 
     def set_facts(self, facts: Mapping[int, Mapping[str, Any]], *what: Fact | Field) -> None:
-        """Set attributes read from disk, by image; `what` names the kinds of facts that changed."""
+        """Set attributes read from disk, by image id; `what` lists the kinds of facts that changed."""
         known = [number for number in facts if number in self._images]
         for number in known:
             for name, value in facts[number].items():
@@ -250,9 +250,9 @@ class Library:
             self.altered.emit(LibraryChange(altered=frozenset(known), what=frozenset(what)))
 
     def _insert(self, folder: Folder, key: str, number: int) -> bool:
-        """Insert an image into its folder; return whether it is the last in display order.
+        """Insert an image into its folder and return whether it is now last in display order.
 
-        `_images` appends it at the end, so any other position requires `_reorder`.
+        `add` appends images to `_images`, so any other position requires `_reorder`.
         """
         entries = self._images_by_folder.get(folder)
         if entries is None:
@@ -272,7 +272,7 @@ class Library:
         return self._root_positions[folder.root], [natural_key(part) for part in inside.parts]
 
     def _reorder(self) -> None:
-        """Sort `_images` into display order; 6 ms at 100,000 images."""
+        """Sort `_images` into display order; takes 6 ms with 100,000 images."""
         images = {
             number: self._images[number] for *_, folder in self._folders for _, number in self._images_by_folder[folder]
         }

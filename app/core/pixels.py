@@ -18,7 +18,7 @@ class Pixels(NamedTuple):
 
 
 def pixels_of(text: str, side: int) -> Pixels | None:
-    """Decode a base64 image and fit it to a square of `side` pixels; None if it is damaged or too large."""
+    """Return a base64 image, scaled to fit a square of `side` pixels; None if it is damaged or too large."""
     from PIL import Image  # late: it would delay the window
 
     from trainer.config.presets.preview_image import decode_image, image_fault

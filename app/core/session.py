@@ -1,4 +1,4 @@
-"""Build the objects that the pages share, connect them, and close them in the right order."""
+"""Create the objects that the pages share, connect them, and close them in the right order."""
 
 from __future__ import annotations
 
@@ -45,31 +45,31 @@ Kind = Literal["folder", "lora", "preset", "image", "other"]
 Sorted = Callable[[list[Path], list[Path], list[Path]], None]
 """Called with folders, images and caption files, and other files."""
 _EDITS_PATIENCE = 10.0
-"""Seconds without progress after which a job is queued although edits of images are not on disk."""
+"""Seconds without progress after which a job is queued even though image edits are not on disk yet."""
 
 
 class Navigator:
-    """Requests to show something; each event carries what to show."""
+    """Events that request to show something, each with what to show."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self.run: Emitter[Path] = Emitter()
         """Folder of a run to show on the Runs page."""
         self.entry: Emitter[str] = Emitter()
-        """Id of a queue entry that was just started, to show on the Runs page."""
+        """Id of a newly started queue entry to show on the Runs page."""
         self.job: Emitter[Path] = Emitter()
         """Job file to show on the Train page."""
         self.recipe: Emitter[str] = Emitter()
-        """Preset, such as "sdxl/style", to create a job from on the Train page."""
+        """Preset, such as "sdxl/style", from which to create a job on the Train page."""
         self.lora: Emitter[Path] = Emitter()
         """LoRA file to show in the viewer."""
         self.preset: Emitter[Path] = Emitter()
         """Received preset file or image to show on the Presets page."""
 
     def open_paths(self, paths: Iterable[Path], then: Sorted) -> None:
-        """Show LoRAs and presets on their pages; call `then` with the remaining folders and files.
+        """Show LoRAs and presets on their pages; call `then` with the other folders and files.
 
-        Missing paths count as folders. A worker reads the disk, so a sleeping one does not block the window.
+        Missing paths count as folders. A worker reads the disk, which keeps a sleeping disk from blocking the window.
         """
         paths = list(paths)
 
@@ -105,15 +105,15 @@ def _kind(path: Path) -> Kind:
 class View:
     """The view of the library: the images shown, their order, the selection and the current image.
 
-    The selection is stored by id, so an image that a filter hides is still selected when it is shown again; so is the
-    current one. Hidden images cannot be edited: `current` and `scope` contain only shown ones.
+    Images that a filter hides stay selected, or stay the current image, when they are shown again. Hidden images cannot
+    be edited: `current` and `scope` contain only shown ones.
     """
 
     def __init__(self, library: Library) -> None:
         self.ids: list[int] = []
         self.selected: frozenset[int] = frozenset()
         self.current: int | None = None
-        """Image in the loupe and caption editor; None while the chosen one is hidden."""
+        """Id of the image in the loupe and caption editor; None if there is none or it is hidden."""
         self.shown: Emitter[None] = Emitter()
         """Emitted when `ids` has changed."""
         self.selection: Emitter[None] = Emitter()
@@ -139,7 +139,7 @@ class View:
             self.selection.emit(None)
 
     def scope(self) -> Sequence[int]:
-        """Return the selected images that are shown, in their order: the images that actions apply to."""
+        """Return the images that actions apply to: the selected ones that are shown, in display order."""
         if self._scope is None:
             self._scope = list(filter(self.selected.__contains__, self.ids))  # three times as fast as a comprehension
         return self._scope
@@ -155,8 +155,8 @@ class View:
 class Session:
     """All objects shared by the pages, for the thread that creates it.
 
-    `post` calls a function soon on that thread: through Qt's event loop in the window, through a queue in tests. A new
-    shared object is created in `__init__`, and closed in `close` if it has threads or open files.
+    `post` schedules a function on that thread: through Qt's event loop in the window, through a queue in tests. Create
+    each new shared object in `__init__`, and close it in `close` if it has threads or open files.
     """
 
     def __init__(self, post: Post, settings: Settings | None = None) -> None:
@@ -197,7 +197,7 @@ class Session:
         self.renderer = RenderClient(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
         self.folder_missing: Emitter[Path] = Emitter()
-        """Emitted with a folder that was open before but is missing now."""
+        """Emitted with a folder that cannot be reopened because it is missing."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
         self.datasets.closed.connect(self.recent.closed)
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
@@ -221,13 +221,13 @@ class Session:
         )  # posted, so that the window already listens when edits of a crashed session are reported
 
     def reopen(self) -> None:
-        """Reopen the folders of the last session, if the user wants that; emit `missed` for missing ones."""
+        """Reopen the last session's folders if the preferences say so; emit `folder_missing` for missing ones."""
         for folder in self.recent.folders_to_reopen(self.settings.preferences.starting.reopen):
             self.recent.check_folder(folder, partial(self._reopen, folder))
         self.recent.check()
 
     def close(self) -> None:
-        """Stop all background work, in an order in which no part needs a stopped one."""
+        """Stop all background work, in an order in which no running part needs a stopped one."""
         for folder in self.datasets.folders:
             if folder not in self.datasets.lost:
                 self.recent.opened(folder)  # also folders whose images are not all listed yet

@@ -1,4 +1,4 @@
-"""Worker threads that run slow work and deliver results to the owner's thread, and their sharing of the GIL."""
+"""Run slow work on worker threads, deliver results to the owner's thread, and share the GIL with the window."""
 
 from __future__ import annotations
 
@@ -18,46 +18,47 @@ _Each = TypeVar("_Each")
 
 _NICE = 10
 _WORK_SECONDS, _REST_SECONDS = 0.003, 0.0002
-"""Seconds of work between two rests, and seconds of a rest, in which a waiting thread wakes up.
+"""Seconds of work between two rests, and seconds of a rest, in which a waiting thread can wake up.
 
-On Linux the rests cost 10 % of a worker's speed. A coarser clock makes them longer: Windows should sleep for 0.5 to
-1 ms with the timer that Python uses there since 3.11. On Linux, rests of 1 ms did not delay the first thumbnail; rests
-of 15 ms delayed it by half a second.
+On Linux, the rests cost 10 % of a worker's speed. A coarser clock makes them longer: on Windows, a rest should take
+0.5 to 1 ms with the timer that Python has used there since 3.11. On Linux, rests of 1 ms did not delay the first
+thumbnail; rests of 15 ms delayed it by half a second.
 """
 _MAX_YIELD, _BURST = 0.03, 0.01
-"""Seconds that workers yield to the busy window thread, and seconds that they then run beside it.
+"""Seconds that workers yield to the busy window thread, and seconds that they then run concurrently with it.
 
-A window that paints all the time (large screen, slow CPU) pauses too briefly for more than one item of work each time:
-without these bursts, thumbnails loaded at a fifth of their speed.
+The pauses of a window that keeps painting (large screen, slow CPU) are too short for more than one item of work:
+without these bursts, thumbnails loaded at a fifth of the usual speed.
 """
 _IDLE_RATIO = 0.25
-"""Idle time of the window thread, relative to its last busy time, after which workers yield for a full period again."""
+"""Idle time of the window thread, as a fraction of its last busy time, that starts a new yield period."""
 _YIELD_TIMEOUT = 0.1
-"""Seconds after which a window thread that is still busy may itself be waiting for a worker."""
+"""Seconds after which workers stop yielding to a busy window thread, which may itself be waiting for a worker."""
 _SWITCH_INTERVAL = 0.001 if sys.platform == "win32" else 0.0002
-"""Switch interval: seconds until a waiting thread requests the GIL. Windows has no finer step than 1 ms.
+"""Switch interval: seconds until a waiting thread requests the GIL. Windows rounds it to 1 ms.
 
-With Python's default of 5 ms, each of the dozen times that the window takes the GIL in one event cost 5 ms beside a
-busy worker: at 100,000 images it waited up to 167 ms for a worker that counted tags. Workers are not slower.
+The window acquires the GIL a dozen times per event. With Python's default of 5 ms, each time cost 5 ms while a worker
+was busy: with 100,000 images, the window waited up to 167 ms for a worker that counted tags. The shorter interval does
+not slow down workers.
 """
 _STUCK_AFTER = 5.0
-"""Seconds after which waiting work gets an extra worker, because all workers seem stuck."""
+"""Seconds after which waiting work gets an extra worker because all workers seem stuck."""
 _MAX_EXTRA = 12
-"""Maximum number of extra workers, that is, of workers that may be stuck on disks that do not respond."""
+"""Maximum number of extra workers, started while others are stuck on disks that do not respond."""
 
 
 def shorten_switch_interval() -> None:
-    """Shorten the switch interval, so that a waiting thread soon gets the GIL from a busy one."""
+    """Shorten the switch interval, which lets a waiting thread get the GIL from a busy one sooner."""
     sys.setswitchinterval(_SWITCH_INTERVAL)
 
 
 def lower_priority() -> None:
     """Lower the CPU priority of this thread and of the processes that it starts (Linux only).
 
-    At 100,000 images on two cores the window waited up to 130 ms for a core while thumbnails, headers and captions were
-    read. macOS supports this only for whole processes. On Windows, where the higher priority always wins, another
-    program could preempt a worker that holds the GIL, and the window would wait for it; Windows boosts a window's
-    thread by itself on input. If a sandbox forbids the change, the priority stays as it is.
+    With 100,000 images on two cores, the window waited up to 130 ms for a core while thumbnails, headers and captions
+    were read. macOS supports this only for whole processes. On Windows, where a higher priority always wins, another
+    program could preempt a worker that holds the GIL, and the window would have to wait; Windows already boosts the
+    thread of a window on input. If a sandbox forbids the change, the priority stays unchanged.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()
@@ -71,11 +72,12 @@ _yield_start = _busy_since = _idle_since = 0.0
 
 
 def set_window_busy() -> None:
-    """Make workers yield until `window_rests`. The window's thread calls it when it has an event to handle.
+    """Make workers yield until `set_window_idle`. The window's thread calls it when it has an event to handle.
 
-    While painting the grid, that thread releases the GIL dozens of times, as Qt does around slow calls. Beside a busy
-    worker, each release costs a switch interval: a paint of 12 ms took 60 ms. Yielding cut the pauses above 20 ms while
-    scrolling through 100,000 images from about 150 to a few; headers and thumbnails load about as fast as before.
+    While painting the grid, this thread releases the GIL dozens of times, since Qt does so around slow calls. If a
+    worker is busy, each release costs a switch interval: a paint of 12 ms took 60 ms. Yielding reduced the number of
+    pauses above 20 ms while scrolling through 100,000 images from about 150 to a few; headers and thumbnails load about
+    as fast as before.
     """
     global _yield_start, _busy_since
     if _window_idle.is_set():
@@ -95,7 +97,7 @@ def set_window_idle() -> None:
 
 
 def yield_to_window() -> None:
-    """Wait until the window's thread is idle. Workers call it between small items of work, holding no lock."""
+    """Wait briefly until the window's thread is idle. Workers call it between items of work, holding no locks."""
     if _window_idle.is_set():
         return
     now = perf_counter()
@@ -105,12 +107,12 @@ def yield_to_window() -> None:
 
 
 def iterate_yielding(work: Iterable[_Each], alive: Callable[[], None] = lambda: None) -> Iterator[_Each]:
-    """Yield many small items of work on a worker, giving way to the window's thread in between.
+    """Yield small items of work on a worker, giving way to the window's thread between them.
 
-    Every few milliseconds it also sleeps briefly, so that the window's thread can start handling an event at all, and
-    calls `alive` to report that the disk responds. The sleep is needed because a disk access releases the GIL for only
-    some microseconds: the worker has it back before a waiting thread wakes up, and that thread's wait starts again
-    without a request to switch.
+    Every few milliseconds, sleep briefly to let the window's thread start handling an event, and call `alive` to report
+    that the disk responds. The sleep is needed because a disk access releases the GIL for only a few microseconds: the
+    worker gets it back before a waiting thread wakes up, and that thread's wait starts over without a request to
+    switch.
     """
     end = perf_counter() + _WORK_SECONDS
     for each in work:
@@ -127,10 +129,10 @@ _Answer = TypeVar("_Answer")
 _Fault = TypeVar("_Fault", bound=BaseException)
 
 Post = Callable[[Callable[[], None]], None]
-"""Schedules a function on the thread that owns the library; may be called from any thread."""
+"""Function that schedules a call on the thread that owns the library; may be called from any thread."""
 
 _CLOSE_SECONDS = 2.0
-"""Seconds that `close` waits for running work that may be abandoned."""
+"""Maximum seconds that `close` waits for running work that may be abandoned."""
 
 
 class _Job(NamedTuple):
@@ -139,15 +141,15 @@ class _Job(NamedTuple):
     work: Callable[[], object]
     future: Future[object]
     kept: bool
-    """Whether the app must not exit before this is done."""
+    """Whether the app must not exit before this work is done."""
 
 
 class Tasks:
-    """Pool of worker threads. `post` delivers results: the window passes one that uses Qt's event loop.
+    """Pool of worker threads. `post` delivers results; in the window, it uses Qt's event loop.
 
     With `behind`, the workers and the processes that they start have a lower CPU priority than the window. If all
-    workers are stuck on a disk that does not respond, extra workers are started, except with `in_order`, where one
-    worker does everything in order.
+    workers are stuck on a disk that does not respond, extra workers are started. With `in_order`, a single worker does
+    everything in order.
     """
 
     def __init__(self, post: Post, threads: int = 2, *, behind: bool = False, in_order: bool = False) -> None:
@@ -158,7 +160,7 @@ class Tasks:
         self._change = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._running: dict[threading.Thread, tuple[_Job, float]] = {}
-        """Job of each busy thread, and the monotonic time when it was taken."""
+        """Job of each busy thread, and the monotonic time when the job was taken."""
         self._taken_at = 0.0
         """Monotonic time when a job was last taken, or when the queue last became non-empty."""
         self._all_threads: list[threading.Thread] = []
@@ -173,7 +175,7 @@ class Tasks:
         *,
         kept: bool = True,
     ) -> Future[_Result]:
-        """Run `work` on a worker; then call `done` with its result, or `failed`, on the owner's thread.
+        """Run `work` on a worker; then call `done` with its result or `failed` with its error on the owner's thread.
 
         `close` drops waiting work and all later requests. It waits for running work that is `kept`; pass False for work
         that can simply be repeated, such as reading from disk.
@@ -197,7 +199,7 @@ class Tasks:
         return future
 
     def close(self) -> None:
-        """Drop waiting work and wait for running work, only briefly for work that is not `kept`."""
+        """Drop waiting work and wait for running work, but only briefly if the work is not `kept`."""
         with self._change:
             self._closed = True
             for job in self._waiting:
@@ -211,7 +213,7 @@ class Tasks:
             thread.join()
 
     def _ensure_worker(self) -> None:
-        """Wake or start a worker for the waiting work, or a spare one in case all workers are stuck."""
+        """Wake or start a worker for the waiting work, or start a spare worker in case all others are stuck."""
         if self._idle_count >= len(self._waiting):
             self._change.notify()
         elif self._thread_count < self._wanted:
@@ -229,7 +231,7 @@ class Tasks:
     # On the threads
 
     def _wait_as_spare(self) -> None:
-        """Become a worker if no waiting job was taken for `_STUCK_AFTER` seconds; exit if no job is waiting."""
+        """Become a worker if no job has been taken for `_STUCK_AFTER` seconds; exit if no job is waiting."""
         with self._change:
             while self._waiting:
                 timeout = self._taken_at + _STUCK_AFTER - time.monotonic()
@@ -288,7 +290,7 @@ def _run_job(job: _Job) -> None:
 
 
 def reraise(fault: BaseException) -> None:
-    """Raise an unexpected error on the owner's thread; pass it as `failed` to `Tasks.run`."""
+    """Raise an unexpected error on the owner's thread. Pass this function as `failed` to `Tasks.run`."""
     raise fault
 
 
@@ -306,7 +308,7 @@ def handle_only(
 
 
 class ExclusiveTask:
-    """Repeated work that never runs twice at a time. Use it only on the thread that created it."""
+    """Work that never runs more than once at a time. Use it only on the thread that created it."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks

@@ -1,4 +1,4 @@
-"""Mark texts for translation outside Qt, and build messages from errors and reasons."""
+"""Mark texts for translation without Qt, and build messages from errors and reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.errors import sentence_and_remedy, with_period
 
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate looks for this name
-    """Return the text unchanged; marks it for `lupdate`, so that QCoreApplication.translate can translate it later.
+    """Return the text unchanged. Calls mark texts for `lupdate`; QCoreApplication.translate then translates them.
 
     Qt's own function of this name is typed as returning `object`.
     """
@@ -18,7 +18,7 @@ def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate l
 
 
 def sentence_of(reason: str) -> str:
-    """Return a check's reason such as "must be ..., not ..." as a sentence."""
+    """Return a validation reason, such as "must be ..., not ...", as a sentence."""
     return with_period(reason[:1].upper() + reason[1:])
 
 
@@ -40,5 +40,5 @@ def full_message(fault: Explained) -> str:
 
 
 def first_names(files: Sequence[Path]) -> str:
-    """Return the names of the first three files, for a message."""
+    """Return the names of the first three files for a message, followed by " …" if there are more."""
     return ", ".join(file.name for file in files[:3]) + (" …" if len(files) > 3 else "")

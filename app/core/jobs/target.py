@@ -1,4 +1,4 @@
-"""Find the settings that open images are judged by: those of the job that uses their folders, else the preferences."""
+"""Find the settings that open images are judged by: those of a job that uses their folders, or preferences."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TargetTracker:
         return self._source.job
 
     def set(self, name: str, value: int | str) -> None:
-        """Change a field of `aim`: in the job that uses the open folders, or for the next new job."""
+        """Change a field of `aim` in the job that uses the open folders, or in the preferences if there is none."""
 
         def change(draft: Draft) -> None:
             draft.set(KEYS[name], value)
@@ -141,7 +141,7 @@ class TargetTracker:
 
 
 def _native_of(folder: Path, model: str) -> int:
-    """Return the native resolution of a base that a job in `folder` names; SDXL's if it cannot be read."""
+    """Return the native resolution of a base, whose path is relative to `folder`; SDXL's if it cannot be read."""
     from trainer.config.paths import absolute, is_base_path
     from trainer.files.identify import identify_base
 

@@ -22,9 +22,9 @@ from trainer.protocol.files import long_path
 from trainer.protocol.reading import UnusableFileError, parse_json
 
 LONGEST_TEXT = 2000
-"""Maximum characters shown of one value."""
+"""Maximum number of characters to show of a value."""
 MOST_ROWS = 1000
-"""Maximum rows shown of a table."""
+"""Maximum number of rows to show of a table."""
 _LONGEST_JSON = 2 << 20
 _MOST_IMAGES = 4
 _UNSET = ("", "None", "none", "null")
@@ -62,19 +62,19 @@ SIDE = 256
 
 
 def to_display_text(text: str) -> str:
-    """Return a value on one line, without control characters, cut to `LONGEST_TEXT`."""
+    """Return a text as one line, without control characters and cut to `LONGEST_TEXT`."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST_TEXT])
     return line + ("…" if len(text) > LONGEST_TEXT else "")
 
 
 def first_set_value(metadata: Mapping[str, str], *keys: str) -> str:
-    """Return the first value that is set among these keys, ready to show; "" if none is."""
+    """Return the display text of the first of these keys that is set; "" if none is."""
     values = (metadata.get(key, "").strip() for key in keys)
     return to_display_text(next((value for value in values if value not in _UNSET), ""))
 
 
 def summary_of(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return title, author, license, description and base, as far as they are set."""
+    """Return the title, author, license, description and base; entries that are not set are omitted."""
     keys = {
         "title": ("modelspec.title", "ss_output_name"),
         "author": ("modelspec.author",),
@@ -86,14 +86,14 @@ def summary_of(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def settings_of(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the stated training settings as (label of `SETTINGS`, value)."""
+    """Return the training settings in the metadata as (label from `SETTINGS`, value)."""
     return [
         (name, text) for key, name in SETTINGS.items() if (text := first_set_value(metadata, key)) not in ("", "{}")
     ]
 
 
 def metadata_rows(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the metadata sorted by key, at most `MOST_ROWS` rows."""
+    """Return the metadata as rows (key, value) sorted by key; at most `MOST_ROWS`."""
     return [(to_display_text(key[:200]), to_display_text(metadata[key])) for key in sorted(metadata)[:MOST_ROWS]]
 
 
@@ -108,9 +108,9 @@ def tags_of(metadata: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def triggers_of(metadata: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the trigger words, and whether they are stated or guessed from the training folders.
+    """Return the trigger words, and whether the metadata states them; else they come from training folder names.
 
-    kohya's trainers use a folder's name after its repeats ("10_mika girl") to caption images without captions.
+    kohya's trainers caption images that have no caption with the folder name after the repeats ("10_mika girl").
     """
     words = first_set_value(metadata, "modelspec.trigger_phrase")
     if words:
@@ -121,7 +121,7 @@ def triggers_of(metadata: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def images_of(metadata: Mapping[str, str]) -> Iterator[str]:
-    """Yield the images in the metadata as unvalidated base64: a thumbnail, or cover images."""
+    """Yield the images in the metadata as unvalidated base64: the thumbnail and the cover images."""
     thumbnail = metadata.get("modelspec.thumbnail", "")
     if thumbnail.startswith("data:image/"):
         yield thumbnail.partition(",")[2]
@@ -138,7 +138,7 @@ def alphas_of(metadata: Mapping[str, str]) -> dict[str, float]:
 
 
 def _tables(metadata: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the tag table of each folder; with a dataset file, kohya stores them below each dataset."""
+    """Yield the tag counts of each folder; with a dataset config, kohya stores them in each dataset's entry."""
     found = [_json(metadata.get("ss_tag_frequency"))]
     datasets = _parsed(metadata.get("ss_datasets"))
     if not found[0] and isinstance(datasets, list):
@@ -171,15 +171,15 @@ class LoraFile:
     kind: str
     """One of LoRA, LoCon, LoHa, LoKr and DoRA."""
     family: Family | None
-    """Base family by its layers, else by its metadata."""
+    """Family of the base, identified by the layers, else by the metadata."""
     ranks: tuple[int, ...]
     parts: Mapping[str, int]
     """Number of adapted layers by part: "UNet", "text encoder", "text encoder 2"."""
     about: Mapping[str, str]
-    """Title, author, license, description and base, as far as they are set."""
+    """Title, author, license, description and base; entries that are not set are omitted."""
     triggers: str
     triggers_stated: bool
-    """Whether the trigger words are stated; otherwise they are names of training folders."""
+    """Whether the metadata states the trigger words; otherwise they are taken from training folder names."""
     settings: tuple[tuple[str, str], ...]
     tags: tuple[tuple[str, int], ...]
     metadata: tuple[tuple[str, str], ...]
@@ -187,15 +187,15 @@ class LoraFile:
     images: tuple[Pixels, ...]
     layers: Mapping[str, Layer]
     alphas: Mapping[str, float]
-    """Alphas from the metadata instead of tensors, by the first part of the layers' names."""
+    """Alphas from the metadata, for layers without an alpha tensor, by the first part of the layer name."""
 
     def blocks(self, wanted: Callable[[], bool] = lambda: True) -> list[BlockStrength]:
-        """Return the strength of each block, or nothing once `wanted` is false. Raises OSError."""
+        """Return the strength of each block, or an empty list if `wanted` returns False. Raises OSError."""
         return read_blocks(self.path, self.layers, lambda layer: self.alphas.get(layer.partition(".")[0]), wanted)
 
 
 def read_lora(path: Path) -> LoraFile:
-    """Read a LoRA's header and the image beside it; raises LoraFileError if it is damaged or not a LoRA."""
+    """Read a LoRA's header and preview image; raises LoraFileError if the file is damaged or not a LoRA."""
     header = read_header(path, "lora")
     identity = lora_of_header(path, header)
     data, layers = header.metadata, layers_of(header)
@@ -226,6 +226,6 @@ def _kind(kind: str, layers: Iterable[Layer]) -> str:
 
 
 def _images(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
-    """Yield the images in the metadata, else the one beside the file."""
+    """Yield the images in the metadata, or, if there are none, the image file next to the LoRA."""
     sources = list(images_of(metadata)) or [beside["image"] for beside in (image_beside(path),) if beside]
     yield from (pixels for text in sources if (pixels := pixels_of(text, SIDE)))

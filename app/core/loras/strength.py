@@ -1,14 +1,14 @@
 """Compute how strongly a LoRA changes each block: the norm of the weights it adds. Call it on worker threads.
 
-What is added to one layer is (alpha / rank) · up · down. Its Frobenius norm needs no product of that size: with the
-small matrices U = upᵀ·up and D = down·downᵀ, both rank × rank, ‖up·down‖² = tr(U·D), the sum of U ∘ D. A Tucker core M
-between them (kernel places k) makes it Σₖ tr(U·Mₖ·D·Mₖᵀ). A Kronecker product has ‖a ⊗ b‖ = ‖a‖·‖b‖; only LoHa's
-elementwise product has to be materialized, with Tucker cores one kernel position at a time. LyCORIS keeps the
-outer matrices of its Tucker forms as rank × out. A block's strength is the root of the sum of its layers' squares.
-DoRA's magnitudes depend on the base's weights and are left out.
+A LoRA adds (alpha / rank) · up · down to a layer. The Frobenius norm can be computed without this large product: with
+the small matrices U = upᵀ·up and D = down·downᵀ, both rank × rank, ‖up·down‖² = tr(U·D), the sum of U ∘ D. With a
+Tucker core M between them (kernel positions k), it is Σₖ tr(U·Mₖ·D·Mₖᵀ). A Kronecker product has ‖a ⊗ b‖ = ‖a‖·‖b‖.
+Only LoHa's elementwise product has to be materialized, with Tucker cores one kernel position at a time. LyCORIS stores
+the outer matrices of its Tucker variants as rank × out. A block's strength is the square root of the sum of its layers'
+squared norms. DoRA's magnitudes depend on the base's weights and are ignored.
 
-Tensor names of kohya, diffusers and PEFT, and LyCORIS are understood. Blocks have the names used for block weights:
-IN00 to IN11, MID, OUT00 to OUT11 for the UNet (IN08 and OUT08 the last of SDXL), TE1 and TE2 for the text encoders.
+Tensor names of kohya, diffusers, PEFT and LyCORIS are recognized. Blocks have the names used for block weights: IN00
+to IN11, MID and OUT00 to OUT11 for the UNet (SDXL ends at IN08 and OUT08), TE1 and TE2 for the text encoders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Layer = Mapping[str, TensorInfo]
-"""The tensors of one layer by role: "down", "up", "mid", "alpha", "dora_scale", "hada_w1_a", "lokr_w1", ..."""
+"""Tensors of one layer, by role: "down", "up", "mid", "alpha", "dora_scale", "hada_w1_a", "lokr_w1", ..."""
 
 OTHER = "?"
 """Block of layers whose position is unknown."""
@@ -56,7 +56,7 @@ _DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I8": "i1", "U8": "u1", "I1
 
 
 def layers_of(header: Header) -> dict[str, Layer]:
-    """Return the layers that a LoRA adapts, in the file's order; tensors of unknown roles are skipped."""
+    """Return the layers that a LoRA adapts, in file order; tensors with unknown roles are skipped."""
     found: defaultdict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, tensor in header.tensors.items():
         match = _TENSOR.fullmatch(name)
@@ -124,8 +124,8 @@ def read_blocks(
 ) -> list[BlockStrength]:
     """Read a LoRA's tensors and return its blocks in the order of the data flow.
 
-    `alpha` returns the metadata's alpha of a layer that has no alpha tensor. Returns an empty list once `wanted` is
-    false. Raises OSError if the file cannot be read completely or its tensors do not fit into memory.
+    `alpha` returns the metadata's alpha for a layer without an alpha tensor. Returns an empty list if `wanted` returns
+    False. Raises OSError if the file cannot be read completely or its tensors do not fit into memory.
     """
     found: dict[str, list[tuple[Layer, float | None, float | None]]] = {}
     try:
@@ -162,7 +162,7 @@ def _alpha(file: IO[bytes], layer: Layer) -> float | None:
 
 
 def _norm(file: IO[bytes], layer: Layer, alpha: float | None) -> float | None:
-    """Return the norm of a layer's change; None for unsupported forms, shapes and number formats."""
+    """Return the norm of a layer's change; None for unsupported types, shapes and number formats."""
     import numpy as np
 
     parts = {role: _read(file, tensor) for role, tensor in layer.items() if role not in ("alpha", "dora_scale")}
@@ -210,7 +210,7 @@ def _loha_norm(parts: Mapping[str, Array]) -> float:
 
 
 def _tucker_loha_norm(parts: Mapping[str, Array]) -> float:
-    """Return the norm of a LoHa layer with Tucker cores."""
+    """Return the norm of a LoHa layer that has Tucker cores."""
     import numpy as np
 
     if parts["hada_w1_a"].shape[1] * parts["hada_w1_b"].shape[1] > _MAX_ELEMENTS:
@@ -234,13 +234,13 @@ def _factor_norm(parts: Mapping[str, Array], name: str) -> float:
 
 
 def _root(square: Any) -> float:
-    """Return the square root, or 0 for squares that rounding left just below zero."""
+    """Return the square root; 0 for values that rounding errors made negative."""
     value = float(square)
     return math.sqrt(max(value, 0.0)) if math.isfinite(value) else abs(value)
 
 
 def _flat(weight: Array) -> Array:
-    """Return a tensor as a matrix; a convolution's kernel is flattened into its inputs."""
+    """Return a tensor as a matrix whose rows are the first dimension and whose columns are all others."""
     return weight.reshape(len(weight), -1)
 
 
@@ -249,7 +249,7 @@ def _kernel(weight: Array) -> Array:
 
 
 def _read(file: IO[bytes], tensor: TensorInfo) -> Array | None:
-    """Return a tensor's values in float64, None for number formats that no LoRA uses; raises OSError."""
+    """Return a tensor's values in float64; None for unsupported number formats. Raises OSError."""
     import numpy as np
 
     if tensor.dtype not in _DTYPES and tensor.dtype not in _DECODERS:

@@ -38,7 +38,7 @@ class Choices:
 
 
 class ModelChoices:
-    """Current choices. Changes are written in the background; `settle` waits for them."""
+    """The user's current choices. Changes are written in the background; `settle` waits for the writes."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._file = DeferredWriter(path or places.home() / "models.json", "the model choices")
@@ -50,12 +50,12 @@ class ModelChoices:
         return self._file.notice
 
     def put_first(self, what: str, text: str) -> bool:
-        """Move a text to the front of a list and return whether the list changed."""
+        """Move or add a text to the front of the list `what`; return whether the list changed."""
         others = tuple(one for one in getattr(self.choices, what) if one != text)
         return self._keep(replace(self.choices, **{what: (text, *others)[:_MOST]}))
 
     def remove(self, what: str, text: str) -> bool:
-        """Remove a text from a list and return whether the list changed."""
+        """Remove a text from the list `what`; return whether the list changed."""
         return self._keep(replace(self.choices, **{what: tuple(o for o in getattr(self.choices, what) if o != text)}))
 
     def settle(self) -> None:
@@ -97,15 +97,15 @@ class Models:
 
     def __init__(self, post: Post) -> None:
         self.bases: tuple[FoundBase, ...] = ()
-        """Bases found in the tools that the user has not hidden: trainable ones first, then by name."""
+        """Bases found, without those of hidden tools: trainable ones first, then by name."""
         self.installations: tuple[Installation, ...] = ()
-        """Tools that were found, and folders that the user added."""
+        """Tools found and folders added by the user."""
         self.is_searching = False
         """Whether a search is running."""
         self.changed: Emitter[None] = Emitter()
-        """Emitted when any of these attributes or a choice changes."""
+        """Emitted when a public attribute or a user choice changes."""
         self.judged: dict[str, BaseVerdict] = {}
-        """Verdicts on the recently used bases, by text, as of their last check."""
+        """Verdicts from the last check of the recently used bases, by value of `base.model`."""
         self._choices = ModelChoices()
         self._post = post
         self._tasks = Tasks(post)
@@ -171,29 +171,29 @@ class Models:
             self.changed.emit(None)
 
     def add_folder(self, folder: Path) -> None:
-        """Add a folder to the searched ones and search again."""
+        """Add a folder to search, and search again."""
         self._choices.remove("passed_over", str(folder))
         if self._choices.put_first("folders", str(folder)):
             self._search_again()
 
     def is_offered(self, installation: Installation) -> bool:
-        """Return whether the models of a tool are offered."""
+        """Return whether a tool's models are offered."""
         return str(installation.folder) not in self._choices.choices.passed_over
 
     def count_of(self, installation: Installation) -> int:
-        """Return the number of trainable bases in the folders of a tool, hidden or not."""
+        """Return the number of trainable bases in a tool's folders, whether or not the tool is hidden."""
         return sum(not one.description.problem and _in_any(one.path, installation.bases) for one in self._all)
 
     def set_offered(self, installation: Installation, wanted: bool) -> None:
-        """Offer or hide the models of a tool."""
+        """Offer or hide a tool's models."""
         change = self._choices.remove if wanted else self._choices.put_first
         if change("passed_over", str(installation.folder)):
             self._sort()
 
     def destinations(self) -> list[Destination]:
-        """Return the folders that LoRAs can be copied to, the user's own first; the first call starts the search.
+        """Return the folders that LoRAs can be copied to, those chosen by the user first.
 
-        `changed` is emitted when there may be more.
+        The first call starts the search; `changed` is emitted when more folders may be available.
         """
         self.search()
         own = [Destination("", Path(folder)) for folder in self._choices.choices.loras]
@@ -234,7 +234,7 @@ class Models:
             self.changed.emit(None)
 
     def _sort(self) -> None:
-        """Offer bases in a folder that a wanted tool uses, and bases that belong to no tool."""
+        """Update `bases`: those in the folders of an offered tool, and those that belong to no tool."""
         wanted, unwanted = _places(filter(self.is_offered, self.installations)), _places(self._unwanted())
         offered = [one for one in self._all if _in_any(one.path, wanted) or not _in_any(one.path, unwanted)]
         self.bases = tuple(sorted(offered, key=_order))

@@ -39,7 +39,7 @@ _PASSED_OVER = {
 
 
 def bases_of_hub(cache: Path) -> Iterator[tuple[Path, str]]:
-    """Yield (path, Hub id) of each base in a Hub cache: a diffusers folder, else its .safetensors files."""
+    """Yield each base in a Hub cache as (path, Hub id): a diffusers folder or .safetensors files."""
     for repository in _glob(cache, "models--*--*"):
         snapshot = _snapshot(repository)
         if snapshot is None:
@@ -53,14 +53,14 @@ def bases_of_hub(cache: Path) -> Iterator[tuple[Path, str]]:
 
 
 def own_bases() -> Iterator[tuple[Path, str]]:
-    """Yield (path, Hub id) of the bases that Impasto downloaded; the id is "" for downloads from links."""
+    """Yield each base that Impasto downloaded as (path, Hub id); the id is "" if it was downloaded from a link."""
     folder = places.models_folder()
     yield from bases_of_hub(folder / "hub")
     yield from ((path, "") for path in _glob(folder / "links", "*/*.safetensors"))
 
 
 def _snapshot(repository: Path) -> Path | None:
-    """Return the snapshot of the branch `main` if the cache has it, else the latest snapshot."""
+    """Return the cached snapshot of the `main` branch, or the latest snapshot if `main` is not cached."""
     try:
         commit = read_text(repository / "refs" / "main", "record").strip()
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def _glob(folder: Path, pattern: str) -> list[Path]:
 
 
 class ModelCache:
-    """Cache of model descriptions and tools. Use it only on the searching worker."""
+    """Cache of model descriptions and tools. Use it only on the worker that runs the search."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or places.cache_folder() / "models.json"
@@ -88,7 +88,7 @@ class ModelCache:
         self._requested: dict[str, list[Any]] = {}
 
     def describe(self, path: Path) -> tuple[BaseDescription, int]:
-        """Return the description of a base and its size in bytes; raises OSError if it is gone."""
+        """Return the description of a base and its size in bytes. Raises OSError if the base is gone."""
         size, changed = state_of(path)
         entry = self._descriptions.get(str(path))
         if entry is None or entry[:2] != [size, changed]:
@@ -97,7 +97,7 @@ class ModelCache:
         return build(BaseDescription, entry[2]), size
 
     def write(self, installations: Iterable[Installation]) -> None:
-        """Write the entries used in this search; if the disk refuses, the next search only takes longer."""
+        """Write the entries used in this search. Errors are ignored, since the next search would only take longer."""
         kept: dict[str, Any] = {
             "version": __version__,
             "tools": [_plain(one) for one in installations],
@@ -142,7 +142,7 @@ def _installation(kept: dict[str, Any]) -> Installation:
 
 
 def installations(roots: SearchRoots, stopped: Callable[[], bool]) -> Iterator[Installation]:
-    """Yield each tool once, as it is found, until `stopped` returns true or 20 seconds have passed."""
+    """Yield each tool once, as it is found; stop when `stopped` returns True or after 20 seconds."""
     deadline = time.monotonic() + _SECONDS
     seen: set[str] = set()
     for found in _candidates(roots, lambda: stopped() or time.monotonic() > deadline):
@@ -199,7 +199,9 @@ def _is_worth(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_junction(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a Windows junction; Stability Matrix makes them. `DirEntry.is_junction` needs 3.12."""
+    """Return whether an entry is a Windows junction, as Stability Matrix creates.
+
+    `DirEntry.is_junction` needs Python 3.12."""
     if sys.platform == "win32":
         return entry.stat(follow_symlinks=False).st_reparse_tag == stat.IO_REPARSE_TAG_MOUNT_POINT
     return False
@@ -209,7 +211,7 @@ Share = Callable[[tuple[Installation, ...], tuple[FoundBase, ...]], None]
 
 
 class Search:
-    """One search: downloads first, then the user's folders, the tools of the last search, and new tools.
+    """One search: of downloads first, then the user's folders, the tools found last time, and new tools.
 
     `share` is called on the worker with everything found so far.
     """
@@ -223,7 +225,7 @@ class Search:
         self._tools: dict[Path, Installation] = {}
 
     def run(self) -> None:
-        """Run the search; if `stopped` ends it early, the cache is not written."""
+        """Run the search. The cache is not written if `stopped` ends the search early."""
         known = ModelCache()
         self._take(known, "Impasto", self._own())
         for cache in self._roots.hubs:

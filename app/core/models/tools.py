@@ -1,8 +1,8 @@
 """Recognize other tools by their folders and find where they keep bases and LoRAs.
 
-A tool's own settings can name other folders. Settings files are read as text and never run; an unreadable one counts
-as absent. Layouts of ComfyUI 0.3, A1111 1.10, Forge, SD.Next, Fooocus, InvokeAI 3 to 6, SwarmUI, Stability
-Matrix 2, kohya_ss 25 and OneTrainer, as of their sources in 2026.
+A tool's own settings can name other folders. Settings files are read as text and never run; an unreadable one is
+treated as missing. The folder layouts are those of ComfyUI 0.3, A1111 1.10, Forge, SD.Next, Fooocus, InvokeAI 3 to 6,
+SwarmUI, Stability Matrix 2, kohya_ss 25 and OneTrainer, according to their source code in 2026.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.ss
 
 
 def options_of(script: str) -> Iterator[tuple[str, str]]:
-    """Yield the options that name folders as (name without dashes, value), with variables expanded."""
+    """Yield a launcher's folder options as (name without dashes, value), with variables expanded."""
     known: dict[str, str] = {}
     joined = re.sub(r"[ \t]*[\^\\][ \t]*\r?\n", " ", script)  # joins continued lines
     for line in joined.splitlines():
@@ -62,7 +62,7 @@ class Installation:
     bases: tuple[Path, ...] = ()
     """Existing folders to search for bases, and bases that its settings name."""
     loras: tuple[Path, ...] = ()
-    """Existing folders that it loads LoRAs from; new LoRAs go into the first."""
+    """Existing folders that it loads LoRAs from; new LoRAs are copied to the first one."""
     within: tuple[Path, ...] = ()
     """Folders where it installs other tools."""
 
@@ -107,9 +107,9 @@ def _swarm(folder: Path, names: frozenset[str]) -> Installation | None:
 
 
 def _invoke(folder: Path, names: frozenset[str]) -> Installation | None:
-    """Recognize InvokeAI; 3 to 5 sort models by family and kind, 6 uses one folder.
+    """Recognize InvokeAI: versions 3 to 5 sort models by family and kind, version 6 uses one folder.
 
-    Only version 3 imports new LoRAs by itself.
+    Only version 3 imports new LoRAs automatically.
     """
     if "invokeai.yaml" not in names:
         return None
@@ -135,7 +135,7 @@ def _comfy(folder: Path, names: frozenset[str]) -> Installation | None:
 
 
 def _comfy_paths(config: Path) -> dict[str, list[Path]]:
-    """Return the extra ComfyUI folders by kind, relative to the section's base_path, else to the file."""
+    """Return ComfyUI's extra folders by kind, resolved against the section's base_path or else the file's folder."""
     found: dict[str, list[Path]] = {}
     for section in map(_as_table, _yaml_table(config).values()):
         base = section.get("base_path")
@@ -147,7 +147,7 @@ def _comfy_paths(config: Path) -> dict[str, list[Path]]:
 
 
 def _webui(folder: Path, names: frozenset[str]) -> Installation | None:
-    """Recognize A1111, Forge and SD.Next, with the folders that the launcher's options name."""
+    """Recognize A1111, Forge and SD.Next, including folders set by launcher options."""
     if not (folder / "models" / "Stable-diffusion").is_dir() and not (set(_LAUNCHERS) & names and "modules" in names):
         return None
     options = [option for name in _LAUNCHERS if name in names for option in options_of(_text(folder / name))]
@@ -179,7 +179,7 @@ def _base_of_preset(preset: Path) -> Path | None:
 
 
 def _kohya(folder: Path, names: frozenset[str]) -> Installation | None:
-    """Recognize kohya_ss, and sd-scripts by itself."""
+    """Recognize kohya_ss and standalone sd-scripts."""
     if not names & {"kohya_gui.py", "kohya_gui"} and not {"train_network.py", "sdxl_train_network.py"} <= names:
         return None
     try:
@@ -220,7 +220,7 @@ def _list(paths: Mapping[str, str], key: str, default: str) -> list[str]:
 
 
 def _fds_section(text: str, section: str) -> Mapping[str, str]:
-    """Return the entries of a section of SwarmUI's settings: YAML, but indented with tabs."""
+    """Return the entries of a section in SwarmUI's settings, which are YAML indented with tabs."""
     found: dict[str, str] = {}
     inside = False
     for line in text.splitlines():
@@ -254,7 +254,7 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SearchRoots:
-    """Folders to search: `searched` recursively, `asked` by themselves, `hubs` as Hub caches."""
+    """Folders to search: `searched` recursively, `asked` without subfolders, `hubs` as Hub caches."""
 
     searched: tuple[Path, ...] = ()
     asked: tuple[Path, ...] = ()
@@ -274,7 +274,7 @@ def this_pc() -> SearchRoots:
 
 
 def search_roots(home: Path, environment: Mapping[str, str], drives: tuple[Path, ...] = ()) -> SearchRoots:
-    """Return the folders to search for a home folder, environment variables and drives."""
+    """Return the folders to search, given the home folder, environment variables and drives."""
     settings = _settings_folder(home, environment)
     library = library_of_stability_matrix(settings / "StabilityMatrix")
     invoke = environment.get("INVOKEAI_ROOT", "")
@@ -293,7 +293,7 @@ def _settings_folder(home: Path, environment: Mapping[str, str]) -> Path:
 
 
 def _hubs(home: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the Hub cache by the rules of huggingface_hub, without importing it."""
+    """Yield the Hub cache folder by huggingface_hub's rules, without importing that package."""
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     root = Path(environment.get("HF_HOME") or cache / "huggingface")
     yield Path(environment.get("HF_HUB_CACHE") or root / "hub").expanduser()
@@ -312,7 +312,7 @@ def _drives(home: Path) -> tuple[Path, ...]:
 
 
 def _mounts() -> Iterator[Path]:
-    """Yield the local disks that Linux mounts in the usual folders."""
+    """Yield the local disks mounted in the usual folders on Linux."""
     usual = (Path("/mnt"), Path("/media"), Path("/run/media"), Path("/data"), Path("/opt"))
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()

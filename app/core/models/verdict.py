@@ -30,9 +30,9 @@ Tool = Literal[
 """Tool whose folder contains a model; "" for a folder that the user added."""
 _ENDINGS = (".safetensors", ".ckpt")
 _DEEPEST = 4
-"""Most levels listed below a folder."""
+"""Maximum depth of subfolders to list."""
 _MOST = 5_000
-"""Most models listed from one folder."""
+"""Maximum number of models to list below one folder."""
 _CIVITAI = ("civitai.com", "www.civitai.com", "civitai.green", "civitai.red")
 """Hosts of Civitai, which serves downloads below /api/download/."""
 
@@ -70,7 +70,7 @@ class Destination:
 
 
 def describe_base(path: Path) -> BaseDescription:
-    """Return the description of a base from its header or configs; problems mention only its file name."""
+    """Return the description of a base from its header or configs; problems name the file without its folder."""
     from trainer.files.identify import identify_base  # imported late to keep the start of the window fast
 
     try:
@@ -86,9 +86,10 @@ def describe_base(path: Path) -> BaseDescription:
 
 
 def state_of(path: Path) -> tuple[int, int]:
-    """Return size in bytes and modification time in ns, which identify a version of a base.
+    """Return a base's size in bytes and modification time in ns, which identify its version.
 
-    For a folder: total size and latest time of its configs and weights. Raises OSError if the base is gone.
+    For a folder, these are the total size and the latest time of its configs and weights. Raises OSError if the base
+    is gone.
     """
     if not long_path(path).is_dir():
         state = long_path(path).stat()
@@ -100,7 +101,7 @@ def state_of(path: Path) -> tuple[int, int]:
 
 
 def models_in(place: Path, stopped: Callable[[], bool]) -> Iterator[Path]:
-    """Yield the model files and diffusers folders in a folder and some levels below, or `place` itself if it is one."""
+    """Yield the models in `place` and its subfolders, or `place` itself if it is a model."""
     if not place.is_dir() or (place / "model_index.json").is_file():
         yield place
         return
@@ -137,7 +138,7 @@ Place = Literal["nowhere", "here", "link", "hub"]
 
 @dataclass(frozen=True, slots=True)
 class BaseVerdict:
-    """Verdict on a value of `base.model`; `place` says whether it is on this PC or gets downloaded."""
+    """Verdict on a value of `base.model`; `place` is where the base is: "here" means on this PC."""
 
     text: str
     place: Place
@@ -146,7 +147,7 @@ class BaseVerdict:
 
 
 def cleaned(written: str) -> str:
-    """Return a pasted path without surrounding spaces, quotes from Windows, and file://."""
+    """Return a pasted path without surrounding spaces, the quotes that Windows adds, and file://."""
     text = written.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1].strip()
@@ -197,7 +198,7 @@ def _broken_rule(text: str) -> str:
 
 
 def _describe_link(link: str) -> BaseDescription:
-    """Return a problem if a link leads to a web page or an unsupported file; the download finds the rest."""
+    """Return a problem if a link leads to a web page or an unsupported file; the download reports all others."""
     parts = urlsplit(link)
     if parts.hostname in ("huggingface.co", "hf.co") and "/blob/" in parts.path:
         right = link.replace("/blob/", "/resolve/", 1)

@@ -27,7 +27,7 @@ _CHOICES_TO_MAKE: Mapping[str, tuple[str, str]] = {
     "dataset": ("dataset.folders", _ADD_IMAGES),
     "dataset.folders": ("dataset.folders", _ADD_IMAGES),
 }
-"""Keys that a new job leaves empty: the window asks for them instead of reporting an error."""
+"""Setting and request for keys that are empty in a new job; the window asks for them without an error."""
 _NOT_DOWNLOADED = QT_TRANSLATE_NOOP(
     "Preflight",
     "The base is known once it is downloaded. Until then, choose a recipe for its family to see what it needs.",
@@ -44,16 +44,16 @@ _IN_THE_APP: Mapping[str, tuple[str, str]] = {
     "job.toml": ("", _FIX_FIRST),
     "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or create a new one.")),
 }
-"""Setting and remedy in the window, by the code of an error whose own remedy names commands and keys."""
+"""Setting and remedy to show in the window, by code, for errors whose own remedy mentions commands and keys."""
 _UNUSUAL = QT_TRANSLATE_NOOP("Preflight", "Unusual value; please check.")
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """An error that would stop a run of the job."""
+    """An error that would prevent the job from running."""
 
     code: str
-    """Error code; the app has remedies of its own for some."""
+    """Error code; for some, the app shows its own remedy."""
     sentence: str
     remedy: str
 
@@ -70,7 +70,7 @@ class PlannedGpu:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPlan:
-    """A fit together with its forecast."""
+    """Fit settings with their forecast."""
 
     fit: Mapping[str, Any]
     quality: str
@@ -79,7 +79,7 @@ class AnsweredPlan:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Return the keys and values that turn a job into this plan."""
+        """Return the job settings that apply this plan, as values by key."""
         return {f"fit.{name}": self.fit[name] for name in SEARCHED_FIT_KEYS if name in self.fit}
 
     @property
@@ -93,7 +93,7 @@ class AnsweredPlan:
 
     @property
     def needed(self) -> int:
-        """Return the GPU memory of the run in bytes, with CUDA itself; on a CPU, bytes of main memory."""
+        """Return the bytes of GPU memory that the run needs, including CUDA's own; on a CPU, bytes of main memory."""
         if self.forecast.on_cpu:
             return self.forecast.host
         return self.reserved(self.forecast.reserved) + self.forecast.outside
@@ -101,33 +101,33 @@ class AnsweredPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """The plan for a request, as far as it is known."""
+    """The answer to a request, as far as it has been computed."""
 
     gpu: PlannedGpu
     family: str
     effective_batch: int
     pick: AnsweredPlan | None
-    """None if nothing fits."""
+    """The best plan that fits; None if nothing fits."""
     faster: AnsweredPlan | None
     missing: int
-    """Bytes by which `faster` or, without a pick, the smallest fit exceeds the free memory."""
+    """Bytes by which `faster` exceeds the free memory or, without a pick, by which `smaller` does."""
     memory_advice: MemoryAdvice | None
-    """How to free these bytes; None if none are missing."""
+    """How to free the missing bytes; None if nothing is missing."""
     smaller: AnsweredPlan | None
     quantized: AnsweredPlan | None
     reduced_recipe: AnsweredPlan | None
-    """If nothing fits: the plan with the smallest change of the recipe that fits."""
+    """If nothing fits, the plan that fits with the smallest change to the recipe."""
     changes: Mapping[str, Any]
-    """This change: values by key below `recipe`."""
+    """The recipe change of `reduced_recipe`, as values by key below `recipe`."""
     fallbacks: tuple[Mapping[str, Any], ...]
     complete: bool
-    """Whether no better fit can exist."""
+    """Whether every fit has been evaluated; if not, there may be a better one."""
     remarks: tuple[Remark, ...]
     obstacles: tuple[Obstacle, ...]
     findings: tuple[Finding, ...]
-    """Problems of the dataset, the worst first, without the paths of their files."""
+    """Problems in the dataset, the worst first, without file paths."""
     whole: bool
-    """Whether alternatives to the pick are known too."""
+    """Whether the alternatives to the pick have been computed too."""
 
     @property
     def on_cpu(self) -> bool:
@@ -141,7 +141,7 @@ class PlanAnswer:
 
 
 def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
-    """Build an answer from parsed JSON; raise ValueError for anything else."""
+    """Build an answer from parsed JSON. Raises ValueError if it is not a plan."""
     try:
         gpu, reduced = found["card"], found["lighter"] or {}
         return PlanAnswer(
@@ -178,19 +178,19 @@ class PreflightCheck:
     """One problem or remark, with what to do about it."""
 
     severity: Literal["error", "warning", "info"]
-    """error: the run would not start or not fit."""
+    """An error means that the run would not start or not fit."""
     sentence: str
-    """Empty where the remedy says it all, and for a remark."""
+    """What is wrong; empty for remarks and where the remedy is enough."""
     remedy: str = ""
-    """Marked for translation in the context "Preflight", or the engine's own words."""
+    """What to do: a text marked for translation in the context "Preflight", or the engine's own text."""
     key: str = ""
-    """The setting concerned, if it is one."""
+    """Key of the setting that causes the problem, or ""."""
     remark: Remark | None = None
     """A remark of the engine, for the window to word."""
 
 
 def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | None) -> tuple[PreflightCheck, ...]:
-    """Return all problems and remarks of a job, the worst first."""
+    """Return all problems and remarks about a job, the worst first."""
     failed = [_of_error(draft, error)] if error else []
     found = [*_of_draft(draft), *failed, *(_of_answer(answer) if answer else ())]
     return tuple(sorted(dict.fromkeys(found), key=lambda check: _ORDER[check.severity]))

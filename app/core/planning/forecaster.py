@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 HERE = "here"
 REFERENCE_GPU = "RTX 3060"
-"""The GPU to compare with that most people who train at home have."""
+"""Common GPU to compare with: the one that most people who train at home have."""
 GPU_MEMORY_SIZES = (6, 8, 10, 12, 16, 24, 32)
-"""Memory sizes of GPUs to compare with."""
+"""Memory sizes, in GB, of GPUs to compare with."""
 _MAX_CRASHES = 2
-"""Crashes of the server during one request after which the request fails."""
+"""Number of server crashes during a request after which the request fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A job on a GPU."""
+    """A job to forecast, and the GPU to forecast it for."""
 
     job: Path
     gpu: str
@@ -38,7 +38,7 @@ class ForecastRequest:
 
     @classmethod
     def of(cls, draft: Draft, gpu: str) -> ForecastRequest:
-        """Return the request for a draft; a base that is not downloaded yet is assumed to be of its recipe's family."""
+        """Return the request for a draft; a base not downloaded yet is assumed to be of its recipe's family."""
         family = str(draft.get("preset") or "").partition("/")[0]
         unknown = draft.family is None and family in NAMES
         return cls(draft.path, gpu, (f"base.family={family}",) if unknown else ())
@@ -48,37 +48,37 @@ State = Literal["idle", "asked", "reading", "tracing", "picked", "done", "failed
 
 
 class Forecaster:
-    """Client of the plan server, for the thread of `tasks`; its process lives from the first request to `rest`."""
+    """Client of the plan server, for the thread of `tasks`. The server runs from the first request until `stop`."""
 
     def __init__(self, tasks: Tasks, post: Post) -> None:
         self.changed: Emitter[None] = Emitter()
-        """Emitted when an attribute below changes."""
+        """Emitted when an attribute other than `gpus` changes."""
         self.gpus_read: Emitter[None] = Emitter()
-        """Emitted when `gpus` has been read."""
+        """Emitted when `gpus` or `gpu_error` has been read."""
         self.answer: PlanAnswer | None = None
         """The last forecast for the device that training will use, kept while a newer one is computed."""
         self.compared: PlanAnswer | None = None
         """The last forecast for another GPU, to compare with."""
         self.stale = False
-        """Whether `answer` or `compared` belongs to an earlier request than the last."""
+        """Whether `answer` or `compared` belongs to an earlier request."""
         self.settled = False
-        """Whether the last request was answered or failed."""
+        """Whether the last request has been answered or has failed."""
         self.state: State = "idle"
         self.error: ImpastoError | None = None
         """Why the last request failed."""
         self.gpus: tuple[Gpu, ...] | None = None
         """The GPUs of this PC; None until they have been read."""
         self.gpu_error: ImpastoError | None = None
-        """Why they cannot be read."""
+        """Why the GPUs could not be read."""
         self._gpu_reader = ExclusiveTask(tasks)
         self._served = ServedProcess(["plan", "--serve"], post)
         self._served.answered.connect(self._on_answered)
         self._served.ended.connect(self._on_ended)
         self._request: ForecastRequest | None = None
         self._compare: str | None = None
-        """The GPU to request next, to compare with."""
+        """The GPU to request next, for comparison."""
         self._comparing = False
-        """Whether the current request is for another GPU."""
+        """Whether the current request is the one for comparison."""
         self._number = 0
         self._outdated = False
         self._crashes = 0
@@ -90,18 +90,18 @@ class Forecaster:
 
     @property
     def here(self) -> Gpu | None:
-        """Return this PC's GPU; of several the one with the most free memory, which the planner uses too."""
+        """Return this PC's GPU with the most free memory, which the planner uses too; None if there is none."""
         return max(self.gpus or (), key=lambda gpu: gpu.free_bytes, default=None)
 
     def mark_outdated(self) -> None:
-        """Mark the answer as outdated, including one that is still being computed, before a new request is possible."""
+        """Mark the current answer, even one still being computed, as outdated before the new request is sent."""
         self._outdated, self.settled = True, False
         if self.answer is not None and not self.stale:
             self.stale = True
             self.changed.emit(None)
 
     def ask(self, request: ForecastRequest, compare: str | None = None) -> None:
-        """Request a job, then the same job on another GPU, if any; drop earlier requests."""
+        """Request a forecast, then one for the GPU `compare`, if given; drop earlier requests."""
         self._crashes, self._outdated, self.settled = 0, False, False
         if compare is None:
             self.compared = None
@@ -110,7 +110,7 @@ class Forecaster:
         self._send()
 
     def stop(self) -> None:
-        """Stop the server until the next request; the current one is dropped."""
+        """Stop the server until the next request; drop the current request."""
         self._number += 1
         self._request = None
         self._served.stop()
@@ -177,7 +177,7 @@ class Forecaster:
         self._send()
 
     def _on_ended(self, words: str) -> None:
-        """Repeat the request after the server died; fail if it dies again."""
+        """Repeat the request after a server crash; fail if the server crashes again."""
         if self._request is None or not self.waiting:
             return
         self._crashes += 1

@@ -1,4 +1,4 @@
-"""Estimate what presets would cost on a GPU, with one resident planner; visible presets come first."""
+"""Estimate what presets would cost on a GPU, using one long-running planner; visible presets come first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CostEstimates:
         self._known: dict[tuple[Path, str], tuple[Preset, CostEstimate]] = {}
 
     def of(self, path: Path, preset: Preset) -> CostEstimate | None:
-        """Return the estimate of a preset in a file on the chosen GPU; None if it is not known yet."""
+        """Return the estimate for a preset file on the chosen GPU; None if it is not known yet."""
         estimated, estimate = self._known.get((path, self.gpu), (None, None))
         # An edited recipe needs a new estimate.
         return estimate if estimated and estimated.recipe == preset.recipe else None
@@ -53,7 +53,7 @@ class CostEstimates:
         self._next()
 
     def choose(self, gpu: str) -> None:
-        """Plan for another GPU: a name or memory size as the planner takes it, or `HERE` for this PC's GPU."""
+        """Plan for another GPU: a name or memory size that the planner accepts, or `HERE` for this PC's GPU."""
         self.gpu = gpu
         self.changed.emit(None)
         self._next()

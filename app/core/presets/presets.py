@@ -1,4 +1,4 @@
-"""Read and write the preset library on workers, and notify the pages of changes."""
+"""Read and write the preset library on workers, and notify pages of changes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from trainer.config.presets.preset import Preset
 
     Past = tuple[PresetVersion, list[tuple[str, str, str]]]
-    """A version and the keys that restoring it would change, each with the value now and the value then."""
+    """A version, and the settings that restoring it would change, each as (key, current value, restored value)."""
 
 _Result = TypeVar("_Result")
 Refused = Callable[[ImpastoError], None] | None
-"""Called with the error if an action fails; with None, `failed` is emitted."""
+"""Called with the error if an action fails; if None, `failed` is emitted instead."""
 
 
 class Presets:
@@ -39,7 +39,7 @@ class Presets:
         self.cost_estimates = CostEstimates(tasks.post)
         self._reads = count(1)
         self._newest = 0
-        """Number of the read that `entries` comes from."""
+        """Sequence number of the read that produced `entries`."""
 
     def close(self) -> None:
         """Stop the planner."""
@@ -50,7 +50,7 @@ class Presets:
         self._change(lambda: None, lambda _: None)
 
     def receive(self, source: Path | str, then: Callable[[Received], None], refused: Refused = None) -> None:
-        """Read a preset from a file, an image that contains one, or pasted text, without adding it to the library."""
+        """Read a preset from a file, an image that contains a preset, or pasted text; do not add it to the library."""
 
         def work() -> Received:
             from trainer.config.presets.library import receive_file, receive_text
@@ -62,7 +62,7 @@ class Presets:
     def add(
         self, preset: Preset, name: str, origin: Origin, then: Callable[[Path], None], refused: Refused = None
     ) -> None:
-        """Save a preset under a name, replacing one that has it; `then` gets its path."""
+        """Save a preset under a name, replacing any preset of that name; `then` gets its path."""
 
         def work() -> Path:
             from trainer.config.presets.creating import revised
@@ -76,7 +76,7 @@ class Presets:
         self._change(work, then, refused)
 
     def duplicate(self, entry: PresetEntry, then: Callable[[Path], None]) -> None:
-        """Copy a preset to the user's own, under its name and a number."""
+        """Copy a preset to the user's presets, under its name with a number appended."""
         self._change(lambda: _save_under_free_name(entry.preset)[0], then)
 
     def create_from_lora(
@@ -96,9 +96,9 @@ class Presets:
     def revise(
         self, entry: PresetEntry, details: Mapping[str, object], then: Callable[[Path], None], refused: Refused = None
     ) -> None:
-        """Change details of a preset and keep the old state as a version.
+        """Change details of a preset, given by key, and keep the old state as a version.
 
-        `details` by key; "image" is the path of a new preview image, or None to remove it.
+        "image" is the path of a new preview image, or None to remove the preview.
         """
 
         def work() -> Path:
@@ -118,7 +118,7 @@ class Presets:
         self._change(work, then, refused)
 
     def versions(self, entry: PresetEntry, then: Callable[[list[Past]], None]) -> None:
-        """Pass the earlier versions of a preset that differ from it to `then`, the latest first."""
+        """Call `then` with the earlier versions of a preset that differ from it, the latest first."""
 
         def work() -> list[Past]:
             from trainer.config.presets.exchange import load_preset
@@ -190,7 +190,7 @@ class Presets:
 
 
 def _in_words(fault: BaseException) -> ImpastoError:
-    """Return a task's failure as an error for the user; raise unexpected exceptions again."""
+    """Return a task's failure as an error to show to the user; reraise unexpected exceptions."""
     if isinstance(fault, ImpastoError):
         return fault
     if isinstance(fault, OSError):
@@ -200,7 +200,7 @@ def _in_words(fault: BaseException) -> ImpastoError:
 
 
 def _save_under_free_name(preset: Preset) -> tuple[Path, Preset]:
-    """Save a preset to the user's own, with a number if its name is taken; return its path and the preset."""
+    """Save a preset to the user's presets, numbered if its name is taken; return its path and the preset."""
     from trainer.config.presets.creating import revised
     from trainer.config.presets.library import free_name, read_library, save_preset
 

@@ -22,7 +22,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 _-"
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Replacement for `text[start:end]` of a query; `images` is the number of images with a proposed tag."""
+    """Proposed replacement for `text[start:end]` of a query; `images` is the number of images with a proposed tag."""
 
     text: str
     start: int
@@ -45,7 +45,7 @@ class QueryCompleter:
         self._index = index
 
     def propose(self, text: str, cursor: int, limit: int = 12) -> list[Proposal]:
-        """Return completions of the word before the cursor; keys and tags if the word has no key."""
+        """Return completions for the word at the cursor: values of its key, or keys and tags if it has no key."""
         word = _word_at(text, cursor)
         if word is None:
             return (
@@ -105,7 +105,7 @@ def _can_start_word(text: str, cursor: int) -> bool:
 
 
 class UnknownTag(NamedTuple):
-    """A tag of a query that no image has, its position, and the most frequent tag one typo away."""
+    """A queried tag that no image has, its position in the query, and the most frequent tag one typo away."""
 
     tag: str
     suggestion: str | None
@@ -114,7 +114,7 @@ class UnknownTag(NamedTuple):
 
 
 def unknown_tags(query: Query, index: TagIndex) -> list[UnknownTag]:
-    """Return the tags of a query that no image has, ignoring patterns with * or ?. About 1 ms per tag."""
+    """Return the queried tags that no image has, ignoring patterns with * or ?. Takes about 1 ms per tag."""
     found = []
     for term in query.terms():
         tag = str(term.value)
@@ -127,10 +127,10 @@ def unknown_tags(query: Query, index: TagIndex) -> list[UnknownTag]:
 
 
 def nearest(index: TagIndex, tag: str) -> str | None:
-    """Return the most frequent tag one edit away: a letter added, removed, replaced, or two swapped.
+    """Return the most frequent tag one edit away (a letter added, removed or replaced, or two swapped), or None.
 
-    Replacing all spaces by underscores, or the reverse, counts as one edit. The variants are looked up, as in Norvig's
-    spelling corrector: comparing with each of 100,000 tags would take seconds.
+    Replacing all spaces with underscores, or the reverse, counts as one edit. Every variant is generated and looked up,
+    as in Norvig's spelling corrector: comparing the tag with each of 100,000 tags would take seconds.
     """
     known = {spelling for variant in _variants(fold(tag)) for spelling in index.spellings(variant)}
     return max(known, key=lambda spelling: (index.count(spelling), spelling), default=None)

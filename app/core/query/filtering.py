@@ -25,7 +25,7 @@ _MAX_RECENT = 30
 
 
 class FilterTarget(Protocol):
-    """What the filter needs of the view that it fills, `app.core.session.View`."""
+    """The part of `app.core.session.View` that the filter uses."""
 
     ids: list[int]
     selected: frozenset[int]
@@ -38,8 +38,8 @@ class FilterTarget(Protocol):
 class ActiveFilter:
     """The active filter. Use it only on the thread that owns the library.
 
-    A visible image that the user works on (selected, or current if none is selected) stays visible when an edit makes
-    it fail the filter; it disappears when the filter is applied again.
+    Visible images that the user is working on (the selected ones, or else the current one) stay visible if an edit
+    makes them fail the filter; they disappear when the filter is applied again.
     """
 
     def __init__(self, library: Library, view: FilterTarget, index: TagIndex, finder: Finder, post: Post) -> None:
@@ -77,11 +77,11 @@ class ActiveFilter:
         self.changed.emit(None)
 
     def narrow(self, term: Term, *, exclude: bool = False) -> None:
-        """Add a term to the query, or its negation if `exclude`."""
+        """Add a term, or its negation if `exclude`, to the query and apply it."""
         self.apply(str(with_term(self.query, term, exclude=exclude)))
 
     def refresh(self) -> None:
-        """Run the query again; visible images that the user works on stay."""
+        """Run the query again; visible images that the user is working on stay visible."""
         found = self._find()
         active = self._view.selected or {self._view.current}
         kept = active.intersection(self._view.ids).difference(found)
@@ -116,14 +116,14 @@ class ActiveFilter:
         return "caption" in Finder.depends(self.query)
 
     def _schedule_refresh(self) -> None:
-        """Refresh once for all changes of one event."""
+        """Schedule a refresh, at most once per event."""
         if not self._refresh_scheduled:
             self._refresh_scheduled = True
             self._post(lambda: self.refresh() if self._refresh_scheduled else None)
 
 
 def with_term(query: Query, term: Term, *, exclude: bool = False) -> Query:
-    """Return the query with a term, or its negation if `exclude`, added; the opposite term is removed."""
+    """Return the query with a term (its negation if `exclude`) added and the opposite term removed."""
     wanted: Node = Not(term) if exclude else term
     opposite: Node = term if exclude else Not(term)
     parts = query.root.parts if isinstance(query.root, And) else () if query.root is None else (query.root,)
@@ -141,9 +141,10 @@ class SavedFilter:
 
 
 class SavedFilters:
-    """The user's filters in `filters.json` of the per-user folder. Use it only on the thread that `post` runs on.
+    """The user's saved filters and recent queries. Use it only on the thread that `post` runs on.
 
-    They are written in the background. `file.notice` reports a damaged file, which is kept as a copy.
+    They are written to `filters.json` in the per-user folder in the background. `file.notice` reports a damaged file,
+    which is kept as a copy.
     """
 
     def __init__(self, post: Post, path: Path | None = None) -> None:
@@ -159,11 +160,11 @@ class SavedFilters:
         return tuple(self._recent)
 
     def of(self, *roots: Path) -> list[SavedFilter]:
-        """Return the filters for all datasets and for these roots, sorted by name."""
+        """Return the filters that apply to all datasets or to one of these roots, sorted by name."""
         return sorted((f for f in self._filters if f.root in (None, *roots)), key=lambda f: f.name.casefold())
 
     def save(self, saved: SavedFilter) -> None:
-        """Save a filter, replacing one of the same name and dataset."""
+        """Save a filter, replacing any filter with the same name and dataset."""
         others = [f for f in self._filters if (f.name, f.root) != (saved.name, saved.root)]
         self._replace([*others, saved], self._recent)
 
@@ -172,7 +173,7 @@ class SavedFilters:
         self._replace([f for f in self._filters if f != saved], self._recent)
 
     def remember(self, query: str) -> None:
-        """Move a query to the front of the recent ones."""
+        """Move or add a query to the front of the recent queries."""
         if query.strip() and query not in self._recent[:1]:
             self._replace(self._filters, [query, *(recent for recent in self._recent if recent != query)][:_MAX_RECENT])
 

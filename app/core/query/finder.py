@@ -1,4 +1,4 @@
-"""Evaluation of image queries with the library and the tag index."""
+"""Evaluate image queries with the library and the tag index."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from app.core.tasks import Tasks
 # When more images than this change at once, updating a column would block the window: it is rebuilt on demand.
 _MAX_UPDATE = 2000
 _MAX_EXAMINED = 20_000
-"""Images examined at once, about 10 ms; doing all 100,000 blocked the window for 60 ms."""
+"""Number of images examined at once, in about 10 ms; examining all 100,000 blocked the window for 60 ms."""
 _MAX_REQUESTED = 2000
-"""Maximum number of captions requested at once, so that few are counted in vain if they are edited meanwhile."""
+"""Maximum number of captions requested at once; a low limit wastes less counting if captions are edited."""
 _CAPTION = frozenset({"caption", "file"})
 # Keys answered by a lookup instead of a search. They are evaluated first, so the others search fewer images.
 _LOOKED_UP = frozenset({"tag", "caption", "dup"})
@@ -32,7 +32,9 @@ _CONTENT = frozenset({"inspection", "file"})
 
 
 class NumberColumns:
-    """Columns of numbers by key, indexed by image id, NaN if missing. They follow the library, on its thread."""
+    """Columns of numbers by key, indexed by image id; NaN if missing.
+
+    They are updated with the library; use them only on its thread."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -48,7 +50,7 @@ class NumberColumns:
         return between(self._columns.get(key) or self._build_column(key), low, high, ids)
 
     def having(self, key: str) -> Set[int]:
-        """Return the images with a caption, mask, crop or exclusion; do not modify the set."""
+        """Return the images for which a flag is set (caption, mask, crop, excluded); do not modify the set."""
         if key not in self._flags:
             has = _FLAGS[key]
             self._flags[key] = {number for number, image in self._library.images.items() if has(image)}
@@ -128,7 +130,9 @@ _FLAGS: dict[str, Callable[[LibraryImage], bool]] = {
 
 
 class TokenColumn:
-    """Column of token counts by image id, NaN while unknown. It follows the library, on its thread."""
+    """Column of token counts by image id; NaN while unknown.
+
+    It is updated with the library; use it only on its thread."""
 
     def __init__(self, library: Library, tasks: Tasks) -> None:
         self.more: Emitter[int] = Emitter()
@@ -137,7 +141,7 @@ class TokenColumn:
         self._counts = TokenCounts(tasks)
         self._column = array("d")
         self._unexamined: dict[int, None] = {}
-        """Images whose captions have not been examined since they changed."""
+        """Images whose captions have not been examined since the last change, in order."""
         self._requested: dict[int, None] = {}
         """Images whose captions are being counted, in request order."""
         self._scheduled = self._failed = False
@@ -147,7 +151,7 @@ class TokenColumn:
 
     @property
     def pending(self) -> int:
-        """Return the number of images still to be counted; 0 while no query needs counts."""
+        """Return the number of images whose tokens have yet to be counted; 0 while no query needs counts."""
         return len(self._unexamined) + len(self._requested) if self._requested or self._scheduled else 0
 
     def between(self, low: float, high: float, ids: Set[int] | None) -> set[int]:
@@ -159,7 +163,7 @@ class TokenColumn:
         return between(self._column, low, high, ids)
 
     def _request_unknown(self) -> None:
-        """Store the counts that are known by now, and request the next unknown ones."""
+        """Store the counts available by now, and request the next missing ones."""
         images, count = self._library.images, self._counts.count
         while self._requested and (known := count(images[first := next(iter(self._requested))].caption)) is not None:
             self._column[first] = known
@@ -184,7 +188,7 @@ class TokenColumn:
         self.more.emit(self.pending)
 
     def _on_counted(self, left: int) -> None:
-        """Store new counts. If the first request is still unknown, counting failed: retry once, then give up."""
+        """Store new counts. If the first requested one is still missing, counting failed: retry once, then give up."""
         first = next(iter(self._requested), None)
         again, self._failed = self._failed, not left and first is not None and self._unknown(first)
         if not self._failed:
@@ -222,7 +226,7 @@ Ids = Set[int] | None
 
 
 class Matches(NamedTuple):
-    """Images that match a part of a query: `ids`, or all except `ids` if `others`, which makes "not" free."""
+    """Images that match part of a query: `ids`, or all except `ids` if `others`, which makes negation free."""
 
     ids: Set[int]
     others: bool = False
@@ -233,18 +237,18 @@ class Matches(NamedTuple):
 
 
 class PendingCount(NamedTuple):
-    """Query key whose values are not all known yet, and the number of images it waits for."""
+    """Query key whose values are still being computed, and the number of images left."""
 
     key: str
     pending: int
 
 
 class Finder:
-    """Evaluates queries on the thread that owns the library, in a few milliseconds at 100,000 images."""
+    """Evaluator of queries, for the thread that owns the library; takes a few milliseconds with 100,000 images."""
 
     def __init__(self, library: Library, index: TagIndex, tasks: Tasks, findings: Findings = dict) -> None:
         self.result_changed: Emitter[PendingCount] = Emitter()
-        """Emitted when the result of the last query may be more complete: run it again."""
+        """Emitted when the last query may return a more complete result and should be run again."""
         self.findings = findings
         self._library = library
         self._index = index
@@ -271,7 +275,7 @@ class Finder:
         }
 
     def find(self, query: Query | str) -> list[int]:
-        """Return the ids of matching images in library order. Raises QueryError for an invalid text."""
+        """Return the ids of the matching images in library order. Raises QueryError if the text is invalid."""
         query = parse(query) if isinstance(query, str) else query
         images = self._library.images
         if query.root is None:
@@ -287,11 +291,11 @@ class Finder:
 
     @staticmethod
     def depends(query: Query) -> frozenset[str]:
-        """Return which kinds of change (as in `Altered.what`) can alter the result of a query."""
+        """Return which kinds of changes (as in `LibraryChange.what`) can alter the result of a query."""
         return frozenset().union(*(KEYS[term.key or "caption"].depends for term in query.terms()))
 
     def _evaluate(self, node: Node, ids: Ids) -> Matches:
-        """Return the matches of a part of a query; only the result for images in `ids` is meaningful."""
+        """Return the images that match part of a query; the result is only valid for images in `ids`."""
         if isinstance(node, Term):
             found = self._terms.get(node.key, self._by_value)(node, ids)
             return found if isinstance(found, Matches) else Matches(found)
@@ -329,10 +333,10 @@ class Finder:
         return self._index.images_with(pattern.replace("\\*", "*").replace("\\?", "?"))
 
     def _caption(self, text: str) -> Set[int]:
-        """Return images whose caption contains a text.
+        """Return the images whose caption contains a text.
 
-        The index finds the tags that contain each part between commas; a text with a comma is then searched in those
-        captions.
+        The index finds images with tags that contain each comma-separated part of the text. If there are several parts,
+        the captions of these images are then searched for the whole text.
         """
         parts = [part.strip() for part in text.split(SEPARATOR)]
         found = [self._index.images_containing(part) for part in parts if part]
@@ -367,12 +371,12 @@ class Finder:
         return found | {p.id for p in self._images(ids) if p.folder in inside} if inside else found
 
     def _folder_paths(self) -> dict[Folder, str]:
-        """Return the path of each folder, starting with the name of the opened folder, in normalized form."""
+        """Return the normalized path of each folder, starting with the name of the opened folder."""
         folders = {image.folder for image in self._library.images.values()}
         return {folder: normalize(folder_path(folder)) for folder in folders}
 
     def _by_value(self, term: Term, ids: Ids) -> Set[int] | Matches:
-        """Return the matches of a term on a number or flag of the image itself."""
+        """Return the images that match a term about a number or flag of the image itself."""
         if isinstance(term.value, Range):
             return self._columns.between(term.key, *_bounds(term), ids)
         return Matches(self._columns.having(term.key), not term.value)
@@ -395,7 +399,7 @@ class Finder:
         return found | self._findings(lambda code: text in code.casefold() if text else not code.startswith("info."))
 
     def _findings(self, fits: Callable[[str], bool]) -> set[int]:
-        """Return the existing images of all findings whose code matches."""
+        """Return the images of all findings whose code passes `fits`, without images that no longer exist."""
         named = [ids for code, ids in self.findings().items() if fits(code)]
         return set().union(*named) & self._library.images.keys()
 
@@ -408,7 +412,7 @@ class Finder:
         return self._copies | self._findings(lambda code: "duplicate" in code)
 
     def _on_altered(self, altered: LibraryChange) -> None:
-        """Update the names and ids, and drop the duplicates if contents changed."""
+        """Update the names and ids, and discard the cached duplicates if image contents changed."""
         images, names = self._library.images, self._names
         for number in altered.removed:
             names.pop(number, None)
@@ -421,7 +425,7 @@ class Finder:
 
 
 def _union(answers: list[Matches]) -> Matches:
-    """Return the union of matches; complements are united by intersecting the ids that they exclude."""
+    """Return the union of matches; for complements, this intersects the ids that they exclude."""
     excluded = [found.ids for found in answers if found.others]
     named = sorted((found.ids for found in answers if not found.others), key=len)
     if excluded:
@@ -430,12 +434,12 @@ def _union(answers: list[Matches]) -> Matches:
 
 
 def folder_path(folder: Folder) -> str:
-    """Return a folder's path starting with the name of the opened folder, with "/" on every system."""
+    """Return a folder's path, starting with the name of the opened folder, with "/" on all systems."""
     return "/".join((folder.root.name, *folder.path.relative_to(folder.root).parts))
 
 
 def _bounds(term: Term) -> tuple[float, float]:
-    """Return the inclusive bounds of a range term; an exact ratio is compared to two decimals."""
+    """Return the inclusive bounds of a range term; an exact ratio matches within 0.005."""
     assert isinstance(term.value, Range)
     low, high = term.value.bounds()
     return (low - 0.005, high + 0.005) if term.key == "ratio" and low == high else (low, high)
@@ -455,7 +459,7 @@ def _with_slashes(text: str) -> str:
 
 
 def _cost(node: Node) -> int:
-    """Return the sort key of the parts of an and: lookups first, then searches, then groups and token counts."""
+    """Return the evaluation order of a part of a conjunction: lookups, then searches, groups and token counts."""
     if isinstance(node, Not):
         return _cost(node.part) + 1
     if isinstance(node, Term):

@@ -52,7 +52,7 @@ _YES = {"": True, "yes": True, "no": False}
 
 @dataclass(frozen=True, slots=True)
 class QueryKey:
-    """Query key: its kind of value, description, example, and the kinds of change that can alter its result."""
+    """Query key with its kind of value, description, example, and the kinds of changes that can alter its result."""
 
     name: str
     kind: Kind
@@ -119,7 +119,7 @@ class QueryProblem(NamedTuple):
 
 
 class QueryError(ImpastoError):
-    """Raised for an invalid query; `faults` holds all its errors from left to right."""
+    """Error raised for an invalid query; `faults` contains all its errors from left to right."""
 
     def __init__(self, faults: list[QueryProblem]) -> None:
         super().__init__("query.wrong", faults[0].sentence, faults[0].remedy)
@@ -160,7 +160,7 @@ def parse(text: str) -> Query:
 
 
 def tokenize(text: str) -> tuple[list[Token], list[QueryProblem]]:
-    """Split a text into words, parentheses and minus signs; return the tokens and the errors."""
+    """Split a text into words, parentheses and minus signs; return the tokens and any errors."""
     tokens: list[Token] = []
     faults: list[QueryProblem] = []
     position = 0
@@ -225,7 +225,7 @@ def _bare_end(text: str, position: int) -> int:
 
 
 class _Parser:
-    """Recursive descent parser. Precedence: or, and, not (lowest first). It continues after errors to report all."""
+    """Recursive descent parser; precedence: or < and < not. It continues after errors to report all of them."""
 
     def __init__(self, tokens: list[Token], faults: list[QueryProblem]) -> None:
         self._tokens = tokens
@@ -400,7 +400,7 @@ class _Parser:
         return token is not None and token.key is None and not token.quoted and token.value.casefold() == word
 
     def _is_at_end(self) -> bool:
-        """Return whether the current run of and-conditions ends here."""
+        """Return whether the current conjunction ends here."""
         return self._next == len(self._tokens) or self._tokens[self._next].kind == ")" or self._is_at_word("or")
 
 

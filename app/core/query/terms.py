@@ -1,4 +1,4 @@
-"""Parsed queries: terms joined by and, or and not; `str` writes them back in the query language."""
+"""Parsed queries: terms joined by and, or and not; `str` converts them back to the query language."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Span = tuple[int, int]
 """Start and end offset in the query text."""
 
 WILD = re.compile(r"(?<!\\)[*?]")
-"""Matches an unescaped wildcard, which makes a tag a pattern."""
+"""Pattern that matches an unescaped wildcard, which makes a tag a pattern."""
 _BARE = re.compile(r"[\w.*?][\w.*?-]*")
 _WORDS = {"and", "or", "not"}
 
@@ -40,7 +40,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition: `key` is "" for a bare word; the value is a text, a range or a flag."""
+    """One condition: `key` is "" for a bare word; `value` is a text, a range or a flag."""
 
     key: str
     value: str | Range | bool
@@ -88,7 +88,7 @@ Node = Term | Not | And | Or
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parsed query; without `root`, it matches all images."""
+    """A parsed query; it matches all images if `root` is None."""
 
     root: Node | None = None
 

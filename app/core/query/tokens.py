@@ -19,11 +19,11 @@ _BATCH = 500
 
 
 class TokenCounts:
-    """Token count of each caption as training reads it. Use it only on the thread that owns the library."""
+    """Token counts of captions, counted as in training. Use them only on the thread that owns the library."""
 
     def __init__(self, tasks: Tasks) -> None:
         self.counted: Emitter[int] = Emitter()
-        """Emitted when more captions are counted, with the number still pending."""
+        """Emitted when more captions have been counted, with the number still pending."""
         self._tasks = tasks
         self._known: dict[str, int] = {"": 0}
         self._waiting: dict[str, None] = {}
@@ -34,7 +34,7 @@ class TokenCounts:
         return self._known.get(caption or "")
 
     def request(self, captions: Iterable[str | None]) -> None:
-        """Count these captions as soon as a worker is free; earlier requests not counted yet are dropped."""
+        """Count these captions on a worker; drop earlier requests that have not been counted yet."""
         known = self._known
         self._waiting = {text: None for text in captions if text and text not in known}
         self._start_next()
@@ -60,7 +60,7 @@ class TokenCounts:
         self.counted.emit(len(self._waiting))
 
     def _on_failed(self, fault: BaseException) -> None:
-        """Clear all requests, so that no caller waits forever, and raise the error again."""
+        """Drop all requests, which keeps callers from waiting forever, and reraise the error."""
         self._counting = False
         self._waiting.clear()
         self.counted.emit(0)
@@ -68,12 +68,12 @@ class TokenCounts:
 
 
 def count_tokens(texts: Iterable[str]) -> dict[str, int]:
-    """Return the number of CLIP tokens by caption, without start and end. Takes 0.1 ms each: run it on a worker."""
+    """Return the number of CLIP tokens by caption, without start and end tokens. Call it on a worker: 0.1 ms each."""
     return {text: _count(one_line(text)) for text in iterate_yielding(texts)}
 
 
 def load() -> None:
-    """Load the vocabulary ahead of time, on a worker."""
+    """Load the vocabulary ahead of time. Call it on a worker."""
     _clip()
 
 
@@ -85,7 +85,7 @@ def _count(line: str) -> int:
 
 @cache
 def _clip() -> ClipTokens:
-    """Return the tokenizer, loaded on first use; takes a third of a second, on the worker."""
+    """Return the tokenizer. The first call, on a worker, takes a third of a second to load it."""
     from trainer.files.tokens import ClipTokens
 
     return ClipTokens()

@@ -1,6 +1,6 @@
 """Prepare a track for a chart: numpy arrays, smoothing, and axis ranges.
 
-Loads numpy: import it only where a chart is drawn.
+It imports numpy: import it only in code that draws charts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def arrays(track: Track) -> tuple[Values, Values]:
 def smoothed(values: Values, steps: float) -> Values:
     """Return the exponential moving average over about `steps` (at least 1), with bias correction.
 
-    NaN values are ignored. With w = 1 where there is a value and d = 1 - 1/steps,
+    NaN values are ignored. With w = 1 for known values, else 0, and d = 1 - 1/steps,
 
         average[t] = sum_j d^(t-j) w[j] values[j] / sum_j d^(t-j) w[j]
 
-    which is Adam's bias correction (Kingma and Ba 2015, section 3) for values that may be missing. NaN before the
-    first value.
+    which is Adam's bias correction (Kingma and Ba 2015, section 3), extended to missing values. The average is NaN
+    before the first value.
     """
     decay = 1.0 - 1.0 / max(1.0, steps)
     if decay == 0.0:
@@ -43,7 +43,7 @@ def smoothed(values: Values, steps: float) -> Values:
 
 
 def _discounted(values: Values, decay: float) -> Values:
-    """Return sum_j decay^(t-j) values[j] for each t: a block at a time, as a sum of values / decay^j."""
+    """Return sum_j decay^(t-j) values[j] for each t, computed block by block from sums of values / decay^j."""
     block = max(1, int(_LARGEST_POWER / -np.log10(decay)))
     powers = decay ** np.arange(1, block + 1)
     result, carried = np.empty_like(values), 0.0
@@ -62,7 +62,7 @@ def between(steps: Values, first: float, last: float) -> slice:
 
 
 def shown(steps: Values, values: Values, first: float, last: float) -> Values:
-    """Return the values between two steps that an axis should show, sampled if there are very many."""
+    """Return the known values between two steps, to choose an axis range; sampled if there are very many."""
     part = values[between(steps, first, last)]
     part = part[:: max(1, len(part) // _SAMPLE)]
     return part[np.isfinite(part)]
@@ -97,9 +97,9 @@ def means(steps: Values, values: Values, first: float, last: float, columns: int
 def _columns(
     steps: Values, values: Values, first: float, last: float, columns: int
 ) -> tuple[Values, Values, NDArray[np.intp] | None]:
-    """Return the points between two steps and the start of each column; None if all points can be drawn.
+    """Return the points between two steps and the start index of each column; None if all points can be drawn.
 
-    Columns start at multiples of their width, so that they keep their points while the user scrolls.
+    Columns start at multiples of their width, which keeps their points the same while the user scrolls.
     """
     part = between(steps, first, last)
     steps, values = steps[part], values[part]
@@ -112,7 +112,7 @@ def _columns(
 
 
 def extent(values: Values, clip: float = 0.0) -> tuple[float, float] | None:
-    """Return the lowest and highest value without `clip` percent at either end; None without values."""
+    """Return the lowest and highest value, ignoring `clip` percent at either end; None if there are no values."""
     if not len(values):
         return None
     low, high = np.percentile(values, (clip, 100.0 - clip))
@@ -120,7 +120,7 @@ def extent(values: Values, clip: float = 0.0) -> tuple[float, float] | None:
 
 
 def at(steps: Values, values: Values, step: float) -> tuple[float, float] | None:
-    """Return the nearest step with its value; None without points or if the value is unknown."""
+    """Return the nearest step and its value; None if there are no points or the value is unknown."""
     if not len(steps):
         return None
     place = int(np.searchsorted(steps, step))

@@ -1,4 +1,4 @@
-"""Read an engine's log in pieces, so that logs of any size open at their end at once. Call it on workers."""
+"""Read an engine's log in chunks from the end, which opens logs of any size quickly. Call it on workers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainer.protocol.reading import open_file, read_text, reason_of
 from trainer.protocol.run_directory import RunDirectory
 
 CHUNK_BYTES = 128 * 1024
-"""Bytes of one piece: about 1,500 lines, which a text field inserts in a few milliseconds."""
+"""Size of a chunk in bytes: about 1,500 lines, which a text field inserts in a few milliseconds."""
 _BLOCK = 1 << 20
 _WIDEST = 2_000
-"""Most characters of a line, since a text field lays out each line as a whole."""
+"""Maximum number of characters in a line, since a text field lays out each line as a whole."""
 # Terminal escape sequences (ECMA-48) and other invisible characters.
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-_])")
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
@@ -32,7 +32,7 @@ class LogChunk:
     start: int
     end: int
     size: int
-    """Size of the file in bytes when they were read."""
+    """Size of the file in bytes when the lines were read."""
     lines: tuple[str, ...]
     """Lines as a terminal would show them."""
 
@@ -43,7 +43,7 @@ class LogChunk:
 
 
 def read_end(log: Path, *, torn: bool, room: int = CHUNK_BYTES) -> LogChunk:
-    """Return the last lines; `torn` includes an unfinished last line. Raises OSError."""
+    """Return the last lines, including an unfinished last line if `torn`. Raises OSError."""
     size = _size(log)
     return read_before(log, size, room) if torn else read_before(log, _last_end(log, size), room)
 
@@ -61,9 +61,9 @@ def read_before(log: Path, end: int, room: int = CHUNK_BYTES) -> LogChunk:
 
 
 def read_after(log: Path, start: int, *, torn: bool, room: int = CHUNK_BYTES) -> LogChunk:
-    """Return the lines from byte `start` on, which must begin a line; an unfinished last line only with `torn`.
+    """Return the lines from byte `start`, which must be the start of a line.
 
-    Raises OSError.
+    An unfinished last line is included only if `torn`. Raises OSError.
     """
     size = _size(log)
     data = _bytes(log, start, start + room)
@@ -75,9 +75,9 @@ def read_after(log: Path, start: int, *, torn: bool, room: int = CHUNK_BYTES) ->
 
 
 def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:
-    """Return the start of the line with the next `wanted` from byte `start` on; with `back`, the last one before it.
+    """Return the start of the line with the next match after byte `start`, or the last match before it if `back`.
 
-    Returns None if there is none. ASCII letters match in either case. Raises OSError.
+    Returns None if there is no match. ASCII letters match in either case. Raises OSError.
     """
     pattern = wanted.encode("utf-8").lower()
     size = _size(log)
@@ -96,7 +96,7 @@ def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:
 
 
 def lines_of(data: bytes) -> tuple[str, ...]:
-    """Return the lines in some bytes without overwritten text and invisible characters; very long ones are split."""
+    """Return the decoded lines without overwritten text and invisible characters; very long lines are split."""
     text = data.decode("utf-8", "replace")
     lines = [] if not text else text.removesuffix("\n").split("\n")
     return tuple(part for line in lines for part in _folded(_as_shown(line)))
@@ -129,7 +129,7 @@ def _bytes(log: Path, start: int, end: int) -> bytes:
 
 
 def _last_end(log: Path, size: int) -> int:
-    """Return the end of the last finished line, or the end of the file if none is in reach."""
+    """Return the end of the last finished line, or the end of the file if the last chunk has no line break."""
     start = max(0, size - CHUNK_BYTES)
     return start + (_bytes(log, start, size).rfind(b"\n") + 1 or size - start)
 
@@ -145,8 +145,8 @@ def _line_start(log: Path, place: int) -> int:
 def report_on(run: RunDirectory, remarks: Iterable[str]) -> str:
     """Return the text of a bug report: versions, remarks, the job, and the end of the log.
 
-    The home folder is replaced by "~"; the computer's name and secrets in links, which runs of earlier versions can
-    contain, are left out. Unreadable parts are listed as such.
+    The home folder is replaced with "~". The computer's name and secrets in links, which runs of earlier versions can
+    contain, are left out. Unreadable parts are replaced with the reason.
     """
     parts = [
         f"Run {run.name}",
@@ -163,7 +163,7 @@ def report_on(run: RunDirectory, remarks: Iterable[str]) -> str:
 
 
 def without_home(text: str, home: Path) -> str:
-    """Return a text with every spelling of the user's home folder replaced by "~"."""
+    """Return a text with every spelling of the user's home folder replaced with "~"."""
     plain = str(home)
     forms = {plain, plain.replace("\\", "/"), plain.replace("\\", "\\\\"), json.dumps(plain)[1:-1]}
     for form in sorted(forms, key=len, reverse=True):

@@ -21,37 +21,37 @@ from trainer.protocol.queue import Entry, Queue, QueueSnapshot, new_entry, new_i
 
 @dataclass(frozen=True)
 class QueueState:
-    """State of the queue at one moment, and whether a worker is running."""
+    """Snapshot of the queue, and whether a worker is running."""
 
     reading: QueueSnapshot = field(default_factory=QueueSnapshot)
     working: bool = False
     """Whether a worker is running or starting."""
     died: str | None = None
-    """Last output, possibly empty, of this session's worker if it died; else None."""
+    """Last output of this session's worker if it died, possibly empty; otherwise None."""
     problem: str = ""
     """Reason why the queue cannot be read, or ""."""
 
     @cached_property
     def running(self) -> tuple[Entry, ...]:
-        """Return the running entries; cached, since each row of the list of runs asks for them."""
+        """Return the running entries; cached, since every row in the list of runs needs them."""
         return tuple(entry for entry in self.reading.entries if entry.state == "running")
 
     @property
     def stuck_count(self) -> int:
-        """Return how many entries will not continue by themselves after a restart or the end of the worker."""
+        """Return the number of entries that need the user to continue because the PC restarted or the worker ended."""
         if self.reading.held:
             return 0
         stuck = ("interrupted",) if self.working else ("interrupted", "waiting")
         return sum(entry.state in stuck for entry in self.reading.entries)
 
     def has_ready_entry(self, now: float) -> bool:
-        """Return whether an entry is ready to start at this Unix time and only waits for resources."""
+        """Return whether an entry could start at this Unix time and is only waiting for resources."""
         moving = self.working and not self.reading.held
         return moving and any(one.state == "waiting" and (one.after or 0.0) <= now for one in self.reading.entries)
 
 
 class QueueManager:
-    """Reads and edits the queue on a worker, in order. Use it only from the thread that created it."""
+    """Manager of the queue, which a worker reads and edits in order. Use it only from the thread that created it."""
 
     def __init__(self, post: Post, queue: Queue | None = None) -> None:
         self.queue = queue or Queue()
@@ -76,7 +76,7 @@ class QueueManager:
         return self.now.reading.entries
 
     def entry(self, name: str) -> Entry | None:
-        """Return an entry by its id."""
+        """Return the entry with an id, or None."""
         return self.now.reading.find(name)
 
     def is_starting(self, run: RunSummary) -> bool:
@@ -87,17 +87,21 @@ class QueueManager:
         )
 
     def failure_of(self, run: RunSummary) -> str:
-        """Return why the latest start of a run failed, from its entry; on a full disk the run cannot record it."""
+        """Return why a run's latest start failed, or "".
+
+        The reason comes from the queue entry, since a run cannot record it on a full disk."""
         latest = max((one for one in self.entries if one.run == run.path), key=lambda one: one.added, default=None)
         failed = latest is not None and latest.state == "failed" and run.attempts <= latest.attempts + 1
         return latest.problem if latest and failed else ""
 
     def is_finishing(self, run: RunSummary) -> bool:
-        """Return whether the queue has yet to record the result of a run that has ended."""
+        """Return whether the queue has not recorded the result of an ended run yet."""
         return self.now.working and any(one.run == run.path for one in self.now.running)
 
     def start(self, job: Path, text: str | None = None) -> str:
-        """Append a job (`text`, or its file) to the queue, start a worker if needed, and return the entry's id.
+        """Append a job to the queue, start a worker if needed, and return the entry's id.
+
+        The job is `text` if given, else the content of the file `job`.
 
         The entry is written in the background; `failed` is emitted if that or reading the file fails.
         """
@@ -143,17 +147,17 @@ class QueueManager:
         self._ask(self.queue.clear)
 
     def duplicate(self, name: str) -> None:
-        """Append a new snapshot of an entry's job, from the current file."""
+        """Append the job of an entry again, as its file is now."""
         entry = self.entry(name)
         if entry is not None and entry.job is not None:
             self.start(entry.job)
 
     def start_after(self, name: str, after: float | None) -> None:
-        """Do not start an entry before `after` (Unix time in seconds); None removes the limit."""
+        """Set the earliest start of an entry (Unix time in seconds); None removes the limit."""
         self._ask(lambda: self.queue.start_after(name, after), works=self.now.working)
 
     def hold(self) -> None:
-        """Start no new jobs until `resume_queue`; running jobs continue."""
+        """Start no new jobs until `resume_queue` is called; running jobs continue."""
         self._ask(self.queue.hold)
 
     def resume_queue(self) -> None:
@@ -203,7 +207,7 @@ class QueueManager:
             self.changed.emit(None)
 
     def _on_unreadable(self, fault: BaseException) -> None:
-        """Report an unreadable queue once instead of at every read."""
+        """Report an unreadable queue once rather than at every read."""
         self._looking = False
         handle_only(ImpastoError, lambda error: self._seen(replace(self.now, problem=full_message(error))))(fault)
 

@@ -1,4 +1,4 @@
-"""Watch one run: read its folder in small portions on a worker and emit its events."""
+"""Watch one run: read its folder in small chunks on a worker and emit its events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunRemark:
     kind: Kind
     times: int = 1
     last: events.Event | None = None
-    """Last occurrence, if there are several."""
+    """Last occurrence; None if there is only one."""
 
 
 class Remarks:
@@ -97,7 +97,7 @@ def _kind(event: events.Event) -> Kind | None:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """Job and forecast of a run; `stamp` holds the modification times of their files."""
+    """Job and forecast of a run; `stamp` contains the modification times of their files in nanoseconds."""
 
     stamp: tuple[int, ...]
     job: Job | None
@@ -113,9 +113,9 @@ class RunSnapshot:
     arrived: list[events.Event]
     offset: int
     more: bool
-    """Whether more events can be read immediately."""
+    """Whether more events can be read right away."""
     replaced: bool
-    """Whether events.jsonl was replaced, so that all events are read again."""
+    """Whether events.jsonl was replaced, which means that all events are read again."""
     setup: RunSetup
     last_words: str
     read: float = field(default_factory=time.monotonic)
@@ -130,19 +130,19 @@ class Run:
         self.job: Job | None = None
         self.forecast: Forecast | None = None
         self.events_arrived: Emitter[list[events.Event]] = Emitter()
-        """Emitted with new events after they are processed, in portions; an empty list means that all start over."""
+        """Emitted with each chunk of new events after processing; an empty list means that all will be read again."""
         self.changed: Emitter[None] = Emitter()
         """Emitted when `summary`, `problem`, `last_words`, `job` or `forecast` changes."""
         self.polled: Emitter[None] = Emitter()
-        """Emitted each time its folder was read to the end, even if nothing was new."""
+        """Emitted each time the run's folder has been read completely, even if nothing was new."""
         self.loaded = False
-        """Whether the initial contents of the folder are read."""
+        """Whether the initial contents of the folder have been read."""
         self.problem = ""
         """Sentences about problems with the folder, or ""."""
         self.last_words = ""
         """Last console lines of a run that failed or stopped unexpectedly."""
         self.closed = False
-        """Whether it is no longer watched."""
+        """Whether the run is no longer watched."""
         self._reading = ExclusiveTask(tasks)
         self._setup = RunSetup((), None, None, "")
         self._begin()
@@ -151,7 +151,7 @@ class Run:
 
     @property
     def phases(self) -> dict[events.Phase, PhaseState]:
-        """Return its phases with their progress, in order of occurrence."""
+        """Return the run's phases with their progress, in order of occurrence."""
         return self.progress.phases
 
     @property
@@ -161,23 +161,23 @@ class Run:
 
     @property
     def alive(self) -> bool:
-        """Return whether an engine is running it."""
+        """Return whether an engine is executing the run."""
         return self.summary.state == "running"
 
     @property
     def resumable(self) -> bool:
-        """Return whether it can resume from its last checkpoint."""
+        """Return whether the run can resume from its last checkpoint."""
         return self.summary.state in RESUMABLE
 
     def now(self) -> float:
         """Return the Unix time by the run's clock, extrapolated from its last event.
 
-        The monotonic clock is used, so that changes of the system time have no effect.
+        The monotonic clock is used, which makes it independent of changes to the system time.
         """
         return self._last_time + max(0.0, time.monotonic() - self._last_read) if self._last_time else time.time()
 
     def seconds_left(self) -> float | None:
-        """Return the estimated remaining seconds; None if unknown or if it is not running."""
+        """Return the estimated remaining seconds; None if unknown or if the run is not running."""
         if not self.alive:
             return None
         phase, each, whole = self.progress.current, self.progress.step_seconds, self.summary.steps
@@ -210,7 +210,7 @@ class Run:
         self.validations: list[events.Validation] = []
         self.notices: list[events.Notice] = []
         self.unknown = 0
-        """Number of events that this version does not know."""
+        """Number of events of types that this version does not know."""
         self._offset = 0
         self._last_time = self._last_read = 0.0
 
@@ -235,7 +235,9 @@ class Run:
             self.polled.emit(None)
 
     def _update_state(self, snapshot: RunSnapshot, first: bool) -> None:
-        """Update the state that is not in the events; emit `changed` if it differs or on the first full read."""
+        """Update the state that does not come from events.
+
+        Emits `changed` if it changed or if this was the first complete read."""
         before = (self.summary, self.problem, self.last_words, self._setup)
         self.summary, self.last_words, self._setup = snapshot.summary, snapshot.last_words, snapshot.setup
         self.job, self.forecast = snapshot.setup.job, snapshot.setup.forecast
@@ -300,7 +302,7 @@ def last_words(console: Path) -> str:
 
 
 def _set_up(run: RunDirectory, before: RunSetup) -> RunSetup:
-    """Return the run's job and forecast, read again only if their files changed."""
+    """Return the run's job and forecast, reading them again only if their files changed."""
     stamp = (_written(run.job), _written(run.forecast))
     if stamp == before.stamp:
         return before
@@ -338,7 +340,7 @@ def _written(path: Path) -> int:
 
 
 class GpuMonitor:
-    """Load and temperature of one run's GPU, by seconds since it is watched.
+    """Load and temperature of one run's GPU, by seconds since watching began.
 
     Use it only from the thread that created it.
     """
@@ -356,7 +358,7 @@ class GpuMonitor:
         self._began = time.monotonic()
 
     def watch(self, run: Run | None) -> None:
-        """Watch the GPU of another run, or none."""
+        """Watch the GPU of another run, or no GPU."""
         if run is not self._run:
             self._run, self._began, self.name = run, time.monotonic(), ""
             self.load, self.temperature = Track(), Track()

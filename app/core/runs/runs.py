@@ -18,7 +18,7 @@ from trainer.protocol.places import write_remedy
 from trainer.protocol.run_directory import RunDirectory, State, forget_run, forgotten_runs, known_runs
 
 _ENDS: Mapping[CommandName, State] = {"pause": "paused", "stop": "stopped"}
-"""State of a run that executed the command."""
+"""State of a run after it has executed a command."""
 
 
 class Runs:
@@ -35,7 +35,7 @@ class Runs:
         self.failed: Emitter[ImpastoError] = Emitter()
         """Emitted when a requested action failed."""
         self.looked = False
-        """Whether `all` was read at least once."""
+        """Whether `all` has been read at least once."""
         self._tasks = Tasks(post, threads=1)
         self._looking = ExclusiveTask(self._tasks)
         self._summaries = Summaries()
@@ -44,7 +44,7 @@ class Runs:
         """Runs removed since the current read began, or not yet removed on disk; a read must not add them back."""
         self._open: dict[Path, Run] = {}
         self._requested: dict[Path, Future[None]] = {}
-        """Pending removals on disk."""
+        """Removals being written to disk, by run."""
 
     def refresh(self) -> None:
         """Read the states of all runs, unless a read is already in progress."""
@@ -63,7 +63,7 @@ class Runs:
         return run
 
     def update_summary(self, summary: RunSummary) -> None:
-        """Replace the summary of a run that was just read separately."""
+        """Replace the summary of a run in the list with one that was read separately."""
         others = [summary if each.path == summary.path else each for each in self.all]
         if others != self.all:
             self.all = others
@@ -72,7 +72,7 @@ class Runs:
     def forget(self, path: Path) -> None:
         """Remove a run from the list until it is started again; its folder is not changed.
 
-        If that cannot be written, the run returns to the list and `failed` is emitted.
+        If the removal cannot be saved, the run returns to the list and `failed` is emitted.
         """
         self._forgotten.add(path)
         self._shown.discard(path)
@@ -94,7 +94,7 @@ class Runs:
         self._tasks.close()
 
     def _read(self, shown: Iterable[Path]) -> list[RunSummary]:
-        """Return all summaries, on the worker; a run whose folder is gone stays in the list with a problem."""
+        """Return all summaries. Runs on the worker; a run whose folder is gone stays in the list with a problem."""
         paths = dict.fromkeys((*known_runs(), *_beside_jobs(), *shown))
         found = [self._summaries.of(path) for path in paths]
         return sorted(found, key=lambda summary: summary.started, reverse=True)
@@ -133,7 +133,7 @@ class RunCommand:
 
 
 class RunCommands:
-    """Commands that wait for an answer. `give` and `look` access the disk only on a worker."""
+    """Commands to runs, and those still unanswered. All disk access happens on a worker."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -157,7 +157,7 @@ class RunCommands:
         return None
 
     def withdraw(self, run: RunDirectory) -> None:
-        """Withdraw pending commands that end a run, also from other windows, unless it has already read them."""
+        """Withdraw a run's unread pause and stop commands, including those sent by other windows."""
 
         def work() -> None:
             for name in ("stop", "pause"):
@@ -198,7 +198,7 @@ class RunCommands:
 
 
 def _answer(order: RunCommand) -> CommandResult | None:
-    """Return the result of a command, or None while it is pending. Call it on a worker."""
+    """Return the result of a command; None while it is pending. Call it on a worker."""
     assert order.sent is not None
     alive = order.run.is_alive()  # check this first: an engine answers before it ends
     answer = commands.answer(order.sent)
@@ -206,7 +206,7 @@ def _answer(order: RunCommand) -> CommandResult | None:
 
 
 def _unread(order: RunCommand) -> CommandResult:
-    """Return the result of an unread command; the same command from elsewhere may have taken effect."""
+    """Return the result of an unread command: "done" if the run ended as it asked, else "void"."""
     status = order.run.read_status()
     took_effect = status is not None and status.state == _ENDS.get(order.name)
     return CommandResult("done" if took_effect else "void", "")

@@ -1,4 +1,4 @@
-"""Metrics of a run by step. Without numpy, whose arrays are made only when a chart is drawn."""
+"""Metrics of a run by step. This module does not use numpy; arrays are only built when a chart is drawn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS = count(-1, -1)
 
 
 class Track:
-    """One line of a chart: float64 values by rising float64 steps. Unknown values are NaN."""
+    """One line of a chart: float64 values at increasing float64 steps. Unknown values are NaN."""
 
     def __init__(self) -> None:
         self.steps = array("d")
@@ -30,33 +30,33 @@ class Track:
         return len(self.steps)
 
     def add(self, step: float, value: float | None) -> None:
-        """Append a value; values at or after this step are from an earlier attempt and get dropped."""
+        """Append a value, and drop values at or after this step, which are from an earlier attempt."""
         if self.steps and step <= self.steps[-1]:
             self.cut(step)
         self.steps.append(step)
         self.values.append(nan if value is None else value)
 
     def cut(self, step: float) -> None:
-        """Drop all values from a step on."""
+        """Drop all values at or after a step."""
         place = bisect_left(self.steps, step)
         del self.steps[place:], self.values[place:]
 
 
 def lowest(losses: Mapping[int, float | None]) -> int | None:
-    """Return the step with the lowest loss, the first of several; non-finite losses are ignored."""
+    """Return the first step with the lowest loss, ignoring non-finite losses; None if there is none."""
     known = {step: loss for step, loss in losses.items() if loss is not None and isfinite(loss)}
     return min(sorted(known), key=lambda step: known[step], default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment of a run that charts mark."""
+    """A step of a run that charts mark."""
 
     kind: MarkKind
     step: int
     """Number of completed steps."""
     text: str = ""
-    """Saved file, changed keys of the fit, or module that ran out of memory."""
+    """Saved file, changed fit settings, or the module that ran out of memory."""
 
 
 @dataclass
@@ -72,9 +72,9 @@ class Series:
     rates: dict[str, Track] = field(default_factory=dict)
     """Learning rates by part: unet, text_encoder, text_encoder_2."""
     memory: Track = field(default_factory=Track)
-    """Peak bytes on the training device of each step."""
+    """Peak bytes of memory used on the training device in each step."""
     seconds: Track = field(default_factory=Track)
-    """Seconds of each step."""
+    """Duration of each step in seconds."""
     speed: Track = field(default_factory=Track)
     """Images per second."""
     marks: list[Mark] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Series:
                 self.marks.append(Mark("out_of_memory", event.step, event.module))
 
     def best_step(self) -> int | None:
-        """Return the step with the lowest validation loss; like the engine, ignore the untrained start."""
+        """Return the step with the lowest validation loss, or None; like the engine, ignore step 0, before training."""
         measured = zip(self.held_out.steps, self.held_out.values, strict=True)
         return lowest({int(step): loss for step, loss in measured if step > 0})
 
@@ -123,7 +123,7 @@ class CellIndex(NamedTuple):
 
 
 class Samples:
-    """Samples and LoRAs of a run so far, from its events; a repeated sample replaces the earlier one."""
+    """Samples and LoRAs of a run so far, from its events; a repeated sample replaces the previous one."""
 
     def __init__(self, folder: Path) -> None:
         """Create an empty collection for the run in `folder`."""
@@ -140,7 +140,7 @@ class Samples:
         self._losses: dict[int, float | None] = {}
 
     def name_prompts(self, prompts: Sequence[str]) -> None:
-        """Set the prompts of the job, which may be read after the events or change."""
+        """Set the job's prompts, which may be read later than the events and may change."""
         self.prompts[: len(prompts)] = prompts
 
     def take(self, new_events: Iterable[events.Event]) -> bool:
@@ -166,7 +166,7 @@ class Samples:
 
     @property
     def best(self) -> int | None:
-        """Return the step with the lowest validation loss, the first of several."""
+        """Return the first step with the lowest validation loss, or None."""
         return lowest(self._losses)
 
     def _draw(self, event: events.Preview) -> None:

@@ -17,7 +17,7 @@ from trainer.protocol.run_directory import RunDirectory, newest_step
 State = Literal["new", "running", "paused", "stopped", "done", "failed", "interrupted", "unknown"]
 """State of `RunDirectory.state`, or "unknown" if the folder cannot be read."""
 Missing = Literal["gone", "unreachable"]
-"""Gone: the parent folder exists without the run. Unreachable: the parent is missing too, as on a removed disk."""
+"""Gone: only the run's folder is missing. Unreachable: its parent is missing too, as on a removed disk."""
 
 LIVE: frozenset[State] = frozenset({"running"})
 RESUMABLE: frozenset[State] = frozenset({"paused", "stopped", "failed", "interrupted"})
@@ -37,25 +37,25 @@ class RunSummary:
     steps: int = 0
     """Total steps; 0 if unknown."""
     heartbeat: float = 0.0
-    """Unix time of the last status in seconds; whether a run is alive is decided by its lock."""
+    """Unix time of the last status in seconds. It does not tell whether the run is alive; its lock does."""
     started: float = 0.0
     """Unix time in seconds when the latest attempt started."""
     attempts: int = 0
-    """Number of attempts: the first start and each time it was resumed."""
+    """Number of attempts: the first start and each resumption."""
     problem: str = ""
-    """Sentence saying why the folder cannot be read, or ""."""
+    """Sentence that explains why the folder cannot be read, or ""."""
     missing: Missing | None = None
-    """How the folder is missing; None if it exists."""
+    """In which way the folder is missing; None if it exists."""
     kept: int | None = None
-    """Step of the last checkpoint of an interrupted run; None without one."""
+    """Step of an interrupted run's last checkpoint; None if there is none."""
     status_fault: str = ""
-    """Sentence saying why the status cannot be read; such a run counts as interrupted."""
+    """Sentence that explains why the status cannot be read; such a run counts as interrupted."""
     ending: Ending | None = None
-    """Pause or stop command of a running run that is pending or being carried out."""
+    """Pause or stop command of a running run, pending or being executed."""
 
 
 def summarize(path: Path) -> RunSummary:
-    """Return the summary of the run in a folder; problems with the folder are in its `problem`."""
+    """Return the summary of the run in a folder; its `problem` describes problems with the folder."""
     run = RunDirectory(path)
     try:
         if not long_path(run.run).is_file():
@@ -90,7 +90,7 @@ def _ending(run: RunDirectory, state: State) -> Ending | None:
 
 
 def _last_step(run: RunDirectory, stated: int) -> int:
-    """Return the last step of the latest attempt; a killed engine may have done steps after its last status."""
+    """Return the last step of the latest attempt; a killed engine may have completed steps after its last status."""
     try:
         size = long_path(run.events).stat().st_size
         lines, _ = read_lines(run.events, max(0, size - _TAIL))
@@ -132,7 +132,8 @@ def _started(attempts: list[dict[str, Any]]) -> float:
 class Summaries:
     """Cache of summaries: a run that has ended is read again only if its files changed.
 
-    One worker reads at a time. Another may call `forget` meanwhile, since entries are checked against the files.
+    Only one worker may read at a time. Another may call `forget` at any time, since entries are checked against the
+    files.
     """
 
     def __init__(self) -> None:
@@ -155,7 +156,7 @@ class Summaries:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Return the modification times in ns of the files of a summary; empty if one cannot be read."""
+    """Return the modification times in ns of the files that a summary is read from; empty if one cannot be read."""
     try:
         return tuple(long_path(path / name).stat().st_mtime_ns for name in ("run.json", "status.json"))
     except OSError:

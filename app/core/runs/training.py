@@ -19,16 +19,16 @@ from trainer.protocol.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class Training:
-    """A running training, or a job whose engine is starting."""
+    """A run that is training, or a job whose engine is starting."""
 
     summary: RunSummary
-    """Summary of the run; only name and file for a job without a run yet."""
+    """Summary of the run; for a job without a run yet, only its name and file."""
     left: float | None = None
     """Estimated remaining seconds; None if unknown."""
     entry: str | None = None
-    """Id of its queue entry while it has no run."""
+    """Id of its queue entry while its engine is starting."""
     others: int = 0
-    """Number of other trainings running at the same time."""
+    """Number of other runs training at the same time."""
 
     @property
     def begins(self) -> bool:
@@ -47,7 +47,7 @@ class Training:
 
 
 class NowTraining:
-    """Tracks what is training. Use it only from its own thread; call `look` about once per second."""
+    """Tracker of the current training. Use it only from the thread of `runs`; call `look` about once per second."""
 
     def __init__(self, runs: Runs, queue: QueueManager, watcher: RunWatcher, orders: RunCommands) -> None:
         self._runs, self._queue, self._watcher, self._orders = runs, queue, watcher, orders
@@ -56,7 +56,7 @@ class NowTraining:
         """Summary of the run that was shown last."""
         self._stop_listening: Callable[[], None] | None = None
         self.now: Training | None = None
-        """Current training; the first of several."""
+        """Current training; the first one if there are several, None if there is none."""
         self.changed: Emitter[None] = Emitter()
         """Emitted when `now` changes."""
         watcher.changed.connect(lambda _: self._follow())
@@ -118,7 +118,7 @@ class NowTraining:
         return Training(summary, None if left is None else float(round(left)), others=others)
 
     def _ending(self, summary: RunSummary) -> Ending | None:
-        """Return the pause or stop command of a run: from its folder, or one that is not written there yet."""
+        """Return a run's pause or stop command: from its folder, or one that is not written there yet."""
         if summary.ending:
             return summary.ending
         requested = self._orders.ending(RunDirectory(summary.path))

@@ -1,4 +1,4 @@
-"""Detect when runs end, whatever page is open."""
+"""Detect when runs end, no matter which page is open."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Unfinished:
 
 
 class SeenRuns:
-    """Storage of `Unfinished`; an unreadable file counts as empty, since only a notice is lost."""
+    """File that stores `Unfinished`; an unreadable file counts as empty, since only notifications are lost."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._path = places.home() / "unfinished.json"
@@ -48,18 +48,18 @@ class SeenRuns:
 
     @property
     def kept(self) -> Unfinished:
-        """Return the loaded content, or the one last passed to a write."""
+        """Return the content loaded from the file, or the content last passed to a write."""
         return self._kept
 
     def keep(self, unfinished: Unfinished) -> None:
-        """Write this to the file in the background."""
+        """Write this content to the file in the background."""
         self._wanted = unfinished
         if unfinished != self._kept and not self._writing.busy:
             self._kept = unfinished
             self._writing.run(lambda: self._write(unfinished), lambda _: self.keep(self._wanted))
 
     def close(self) -> None:
-        """Write what is not on disk yet; call it when no worker is writing."""
+        """Write content that is not on disk yet. Call it when no worker is writing."""
         if self._writing.busy or self._wanted != self._kept:
             self._write(self._wanted)
 
@@ -83,24 +83,24 @@ def _texts(found: Any, left_out: list[str]) -> list[str]:
 
 
 Continuing = Literal["training", "queue"]
-"""What continues: a live run, or a queue with entries that wait to start."""
+"""What continues after the app closes: a live run, or only a queue with waiting entries."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that ended after it was alive, or a job that failed to start."""
+    """A run that was alive and has ended, or a job that failed to start."""
 
     summary: RunSummary
     why: str = ""
     """What went wrong and what to do, if known."""
     job: Path | None = None
-    """Job file, if the job failed before it had a run."""
+    """Job file if the job failed before it had a run; otherwise None."""
     earlier: bool = False
     """Whether it ended while the app was closed."""
 
 
 class RunWatcher:
-    """Watches runs for their ends. Use it only from its own thread; `look` is needed only while `watching`."""
+    """Reports when runs end. Use it only from the thread of `runs`; `look` is only needed while `watching`."""
 
     def __init__(self, runs: Runs, queue: QueueManager, tasks: Tasks) -> None:
         self._runs, self._queue, self._looking = runs, queue, ExclusiveTask(tasks)
@@ -110,35 +110,35 @@ class RunWatcher:
         self._living: dict[Path, RunSummary] = {}
         """Summaries of the runs that were seen alive, by path."""
         self._earlier = set(left.runs)
-        """Runs from before this session that were not seen alive in it; they ended while the app was closed."""
+        """Runs of earlier sessions not seen alive in this one, which therefore ended while the app was closed."""
         self._notified: dict[Path, float] = {}
         """Start times of the attempts whose end was reported, by path."""
         self._pending = set(left.entries)
         """Ids of the queue entries that were running or waiting when the queue was last read."""
         self._queue_seen = False
         self.awaited: set[str] = set()
-        """Entries whose failure to start is reported by the caller that waits for them."""
+        """Ids of entries whose failure to start is reported by the caller that waits for them."""
         self.changed: Emitter[None] = Emitter()
         """Emitted when `watching` may have changed."""
         self.ended: Emitter[Ended] = Emitter()
         self.resumed: Emitter[Path] = Emitter()
-        """Emitted each time a run whose end was reported is seen alive again: it was resumed."""
+        """Emitted with a run that was resumed after its end was reported."""
         runs.changed.connect(lambda _: self._on_runs_changed())
         queue.changed.connect(lambda _: self._on_queue_changed())
 
     @property
     def watching(self) -> bool:
-        """Return whether something runs or is about to; then call `look` every few seconds."""
+        """Return whether anything is running or about to start; if so, call `look` every few seconds."""
         return bool(self._alive) or self._is_queue_active
 
     @property
     def alive(self) -> dict[Path, RunSummary]:
-        """Return the runs that were alive at the last look."""
+        """Return the runs that were alive at the last check."""
         return {path: summary for path, summary in self._living.items() if path in self._alive}
 
     @property
     def goes_on(self) -> Continuing | None:
-        """Return what continues after the app closes: training, only the queue, or None."""
+        """Return what continues after the app closes, or None."""
         is_queue_active, entries = self._is_queue_active, self._queue.entries
         if self._alive - self._earlier or (is_queue_active and any(entry.state == "running" for entry in entries)):
             return "training"
@@ -154,7 +154,7 @@ class RunWatcher:
             self._looking.run(lambda: [_seen(path) for path in paths], self._take)
 
     def close(self) -> None:
-        """Save what continues for the next start; call it when no worker is writing."""
+        """Save the unfinished runs and entries for the next start. Call it when no worker is writing."""
         self._memory.close()
 
     @property
@@ -179,7 +179,7 @@ class RunWatcher:
             self.look()
 
     def _on_queue_changed(self) -> None:
-        """Report ended queue entries: a run may start and end between two looks, or never start."""
+        """Report ended queue entries, since a run may start and end between two checks, or never start."""
         if self._queue.now.problem:
             return
         entries = self._queue.entries
@@ -217,7 +217,7 @@ class RunWatcher:
         self._changed()
 
     def _report_resumed(self, living: RunSummary) -> None:
-        """Emit `resumed` if this start is later than the one whose end was reported.
+        """Emit `resumed` if this attempt started after the one whose end was reported.
 
         Start times are compared because an outdated list can still show the ended attempt as alive.
         """

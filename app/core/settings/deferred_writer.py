@@ -19,17 +19,17 @@ from trainer.protocol.reading import UnusableFileError, decoded, read_json, reas
 T = TypeVar("T")
 
 Decode = Callable[[Any, list[str]], T]
-"""Builds a value from parsed content, and appends the name of each entry that it has to leave out to the list."""
+"""Function that builds a value from parsed content and appends the names of invalid entries to the list."""
 
 
 def load(
     path: Path, decode: Decode[T], default: T, lost: str, read: Callable[[Path], Any] | None = None
 ) -> tuple[T, str]:
-    """Return the content of a stored file and a message about what was wrong with it.
+    """Return the content of a stored file and a message about any problem with it.
 
-    The message is empty for a valid or missing file. A file that cannot be used, as a whole or in part, is renamed to
-    NAME.damaged.json so that the next write does not destroy it. `lost` is a sentence that says what an unreadable file
-    means for the user. `read` parses the file, by default as JSON.
+    The message is empty for a valid or missing file. A file that is damaged, even in part, is renamed to
+    NAME.damaged.json, which keeps the next write from destroying it. `lost` is a sentence that tells the user what an
+    unreadable file means. `read` parses the file, by default as JSON.
     """
     left_out: list[str] = []
     try:
@@ -46,7 +46,7 @@ def load(
 
 
 def _rename_damaged(path: Path) -> str:
-    """Rename a damaged file to a free name and return a message about it."""
+    """Rename a damaged file to an unused name and return a message about it."""
     names = (path.with_suffix(f"{ending}{path.suffix}") for ending in numbered(".damaged"))
     renamed = next(name for name in names if not name.exists())
     try:
@@ -60,11 +60,10 @@ _log = logging.getLogger(__name__)
 
 
 class DeferredWriter:
-    """Writer of one file on its own thread, which lives while there is something to write, so no slow disk blocks.
+    """Writer of one file that never blocks on a slow disk; its thread only runs while there is something to write.
 
-    Of several texts passed during a write, only the latest is written. Failures are logged; `what` names the content
-    there ("the recent folders").
-    With `durable`, written text survives a power loss.
+    If several texts are passed during a write, only the latest is written. Failures are logged; `what` names the
+    content in the log ("the recent folders"). With `durable`, written text survives a power loss.
     """
 
     def __init__(self, path: Path, what: str, *, durable: bool = False) -> None:
@@ -75,7 +74,7 @@ class DeferredWriter:
         self._writer: threading.Thread | None = None
         self._access = threading.Lock()
         self.notice = ""
-        """Message about what was wrong with the file when it was loaded."""
+        """Message about any problem with the file when it was loaded, or ""."""
 
     def load(
         self,
@@ -85,14 +84,14 @@ class DeferredWriter:
         encode: Callable[[T], str],
         read: Callable[[Path], Any] | None = None,
     ) -> T:
-        """Return the content of the file as `load` does; the usable part of a damaged file is written back."""
+        """Return the file's content as the function `load` does; write back the usable part of a damaged file."""
         found, self.notice = load(self.path, decode, default, lost, read)
         if self.notice and found != default:
             self.write(encode(found))
         return found
 
     def write(self, text: str) -> None:
-        """Write this text soon."""
+        """Write this text in the background."""
         with self._access:
             self._pending = text
             if self._writer is None or not self._writer.is_alive():
@@ -100,9 +99,9 @@ class DeferredWriter:
                 self._writer.start()
 
     def settle(self) -> None:
-        """Wait until the last text is written, and try again if that failed; for the end of the app.
+        """Wait until the last text is written, and retry if that failed. Call it when the app closes.
 
-        A failure of this last attempt is only logged.
+        If the retry fails too, the failure is only logged.
         """
         writer = self._writer
         if writer is not None:
@@ -118,7 +117,7 @@ class DeferredWriter:
                 self._on_written(fault)
 
     def _on_written(self, fault: OSError | None) -> None:
-        """Handle, on the writing thread, a failed write or the first success after one (None)."""
+        """Handle a failed write, or the first success after one (None). Runs on the writing thread."""
 
     def _put(self, text: str) -> OSError | None:
         try:
@@ -140,18 +139,18 @@ class DeferredWriter:
 
 
 class DurableWriter(DeferredWriter):
-    """Writer of a file that the user would miss: it survives a power loss, and failures are reported.
+    """Writer of a file with valuable content: it survives a power loss, and failures are reported.
 
-    `what` names its content in the plural, `code` is the code of the error, and `post` calls on the owner's thread.
+    `what` names the content in the plural, `code` is the error code, and `post` schedules a call on the owner's thread.
     """
 
     def __init__(self, path: Path, what: str, code: str, post: Post) -> None:
         super().__init__(path, f"the {what}", durable=True)
         self.post = post
         self.failed: Emitter[ImpastoError] = Emitter()
-        """Emitted when the content could not be saved; it stays in use until the app closes."""
+        """Emitted when the content could not be saved; it applies until the app closes."""
         self.resolved: Emitter[ImpastoError] = Emitter()
-        """Emitted when the error last passed to `failed` is fixed or replaced by a new one."""
+        """Emitted with the error last passed to `failed` when it is fixed or replaced by a new one."""
         self._code, self._content = code, what
         self._error: ImpastoError | None = None
 

@@ -1,7 +1,7 @@
 """Define the user's preferences of the app as a schema, and load and save them.
 
-The preferences dialog, the file and its checks are built from this schema, so a new preference only needs a field: with
-a default, a `title` and `description` marked for translation, bounds for a number, and `labels` for a Literal.
+The preferences dialog, the file and its validation are built from this schema, so a new preference only needs a field
+with a default, a `title` and `description` marked for translation, bounds for a number, and `labels` for a Literal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PreferenceGroup(BaseModel):
 
 
 def choice(default: Any, title: str, description: str, **more: Any) -> Any:
-    """Return a field with the texts of the dialog: `labels` by value of a Literal, `unit` of a number."""
+    """Return a field with its texts in the dialog; `more` may contain `labels` of a Literal's values, or a `unit`."""
     extra: dict[str, Any] = {key: more.pop(key) for key in ("labels", "unit") if key in more}
     return Field(default, title=title, description=description, json_schema_extra=extra, **more)
 
@@ -63,7 +63,7 @@ class Appearance(PreferenceGroup):
 
 
 class StartupPreferences(PreferenceGroup):
-    """Actions at the start of the app."""
+    """Actions when the app starts."""
 
     reopen: bool = choice(
         True,
@@ -73,7 +73,7 @@ class StartupPreferences(PreferenceGroup):
 
 
 class Judging(PreferenceGroup):
-    """Settings chosen on the Images page while no job uses the open folders; the next new job starts with them.
+    """Settings chosen on the Images page while no job uses the open folders, and defaults for the next new job.
 
     They are not in the dialog. If a job uses the folders, its own settings apply (app/core/jobs/target.py).
     """
@@ -81,9 +81,9 @@ class Judging(PreferenceGroup):
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=64)
     """Training resolution in pixels; None if the base decides."""
     tokens: int = Field(default=75, ge=75, le=225, multiple_of=75)
-    """Number of caption tokens that are read."""
+    """Number of caption tokens that training reads."""
     lines: Literal["caption", "variants"] = "caption"
-    """Meaning of captions with several lines, as in `dataset.lines`."""
+    """How captions with several lines are read, as in `dataset.lines`."""
 
 
 class NotificationPreferences(PreferenceGroup):
@@ -121,7 +121,7 @@ class Preferences(PreferenceGroup):
 class Settings:
     """The current preferences, for the thread that creates it.
 
-    `file.notice` is a message about what was wrong with the file; the window shows it once.
+    `file.notice` is a message about any problem with the file; the window shows it once.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -170,7 +170,7 @@ def _preferences(found: Any, left_out: list[str]) -> Preferences:
 
 
 def _without(found: Mapping[str, Any], error: ValidationError) -> Preferences:
-    """Return the preferences without the values that an error names."""
+    """Return the preferences without the values that failed validation."""
     valid = {name: dict(values) if isinstance(values, Mapping) else values for name, values in found.items()}
     for fault in error.errors():
         section, *key = map(str, fault["loc"])

@@ -26,8 +26,8 @@ _MAX_FOLDERS = 10
 class RecentFolders:
     """Recent and open folders, stored in folders.json, for the thread that creates it.
 
-    The file is written at each opening and closing, so a crash loses nothing. Each folder is checked on a thread of its
-    own: a network drive that does not answer blocks neither the window nor other folders.
+    The file is written each time a folder is opened or closed, so a crash loses nothing. Workers check each folder in
+    its own task: a network drive that does not respond blocks neither the window nor other folders.
     """
 
     def __init__(self, post: Post, path: Path | None = None) -> None:
@@ -36,7 +36,7 @@ class RecentFolders:
         self.checked: Emitter[None] = Emitter()
         """Emitted when `absent` may have changed."""
         self.folders: tuple[Path, ...] = ()
-        """Recent folders, newest first; missing ones stay, since a drive may return."""
+        """Recent folders, newest first; missing ones are kept, since a drive may be reconnected."""
         self.absent: dict[Path, OpenFailure] = {}
         """Folders that could not be opened at the last check, with the reason."""
         self._file = DeferredWriter(path or places.home() / "folders.json", "the recent folders")
@@ -44,22 +44,22 @@ class RecentFolders:
         self._tasks = Tasks(post)
         self._checks: dict[Path, ExclusiveTask] = {}
         self._callbacks: dict[Path, list[Callable[[OpenFailure | None], None]]] = {}
-        """Callbacks waiting for the check of a folder."""
+        """Callbacks waiting for a check, by folder."""
         self._read()
 
     @property
     def notice(self) -> str:
-        """Return a message about what was wrong with the file, or ""."""
+        """Return a message about any problem with the file, or ""."""
         return self._file.notice
 
     def folders_to_reopen(self, wanted: bool) -> tuple[Path, ...]:
-        """Return the folders that were open when the app closed; forget them unless `wanted`."""
+        """Return the folders that were open when the app closed, or none if not `wanted`; in that case, forget them."""
         if not wanted:
             self._update(self.folders, ())
         return self._open
 
     def opened(self, folder: Path) -> None:
-        """Move a folder that the user opened to the front; one that was only reopened keeps its position."""
+        """Move a folder that the user opened to the front; a folder that was only reopened keeps its position."""
         if folder not in self._open:
             others = (other for other in self.folders if other != folder)
             self._update((folder, *others)[:_MAX_FOLDERS], (*self._open, folder))
@@ -83,7 +83,7 @@ class RecentFolders:
             self._check(folder)
 
     def check_folder(self, folder: Path, then: Callable[[OpenFailure | None], None]) -> None:
-        """Check whether a folder can be opened, and call `then` with the reason it cannot, or None."""
+        """Check whether a folder can be opened; call `then` with the reason why it cannot, or None."""
         self._callbacks.setdefault(folder, []).append(then)
         self._check(folder)
 
@@ -105,7 +105,7 @@ class RecentFolders:
             then(failure)
 
     def _update(self, folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> None:
-        """Use these folders and write them soon."""
+        """Set the recent and open folders, and write them in the background."""
         if (folders, now_open) == (self.folders, self._open):
             return
         recent_changed = folders != self.folders
@@ -157,7 +157,7 @@ def window_state_file() -> Path:
 
 
 def read_window_state() -> tuple[dict[str, str], str]:
-    """Return the stored texts by name, and a message about what was wrong with the file, as `load` does."""
+    """Return the stored values by name and, as `load` does, a message about any problem with the file."""
     nothing: dict[str, str] = {}
     return load(window_state_file(), _texts, nothing, "The window has its default size and layout.")
 
@@ -176,12 +176,12 @@ def write_window_state(state: dict[str, str]) -> None:
 
 
 def is_first_start() -> bool:
-    """Return whether Impasto was never used on this account."""
+    """Return whether this user account has never used Impasto before."""
     return not _welcome_file().exists() and not window_state_file().exists()
 
 
 def remember_welcome() -> None:
-    """Remember that the welcome was shown; if that cannot be written, it is shown again at the next start."""
+    """Remember that the welcome was shown; if saving this fails, the next start shows it again."""
     with contextlib.suppress(OSError):
         _welcome_file().parent.mkdir(parents=True, exist_ok=True)
         files.write_json(_welcome_file(), {"version": __version__}, durable=False)

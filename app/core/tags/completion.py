@@ -1,8 +1,8 @@
 """Complete tags: first from the dataset, then from the user's tag lists.
 
-A tag list is a file in `lists_folder()`. It is either CSV as taggers ship it for danbooru and e621, with or without a
-header line (name, category, count and quoted aliases; all but the name are optional), or plain text with one tag per
-line. Impasto ships no lists: the licenses of the well-known ones do not allow it.
+A tag list is a file in `lists_folder()`. It is either CSV, as taggers ship it for danbooru and e621, or plain text with
+one tag per line. The CSV columns are name, category, count and quoted aliases; the header line and all columns but the
+name are optional. Impasto ships no lists, since the licenses of the well-known ones do not allow it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STYLE_SAMPLE = 5000  # tags that decide how the dataset writes tags
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A tag of a list, its use count on the site the list comes from (0: unknown), and its other names."""
+    """A tag in a list, its use count on the site that the list comes from (0 if unknown), and its aliases."""
 
     name: str
     count: int = 0
@@ -47,7 +47,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TagList:
-    """Content of one tag list file, with the number of unusable lines and the line number of the first."""
+    """Content of a tag list file, with the number of unusable lines and the line number of the first one."""
 
     path: Path
     words: tuple[Word, ...]
@@ -66,7 +66,7 @@ class TagList:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A list entry that matches the typed text; `alias` is the alias that matched, None for the name itself."""
+    """A list entry that matches the typed text; `alias` is the alias that matched, or None if the name did."""
 
     word: Word
     alias: str | None = None
@@ -78,7 +78,7 @@ def lists_folder() -> Path:
 
 
 def read_lists(folder: Path) -> tuple[list[TagList], list[ImpastoError]]:
-    """Read all lists of a folder in name order, with the errors of unreadable ones; a missing folder has no lists."""
+    """Return all lists in a folder in name order, and the errors of unreadable ones; both empty if it is missing."""
     lists, errors = [], []
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix.casefold() in _SUFFIXES)
@@ -95,7 +95,7 @@ def read_lists(folder: Path) -> tuple[list[TagList], list[ImpastoError]]:
 
 
 def read_list(path: Path) -> TagList:
-    """Read one list; 140,000 lines take about half a second.
+    """Read one list; takes about half a second for 140,000 lines.
 
     Raises:
         ImpastoError: The file cannot be read, is not text, or is too large.
@@ -115,7 +115,7 @@ def read_list(path: Path) -> TagList:
 
 
 class Vocabulary:
-    """Merged words of several lists, searchable by name and alias; built by a worker and never changed afterwards."""
+    """Merged words from several lists, searchable by name and alias; built by a worker and immutable."""
 
     def __init__(self, lists: Iterable[TagList] = ()) -> None:
         self.words = sorted(
@@ -131,7 +131,7 @@ class Vocabulary:
         return len(self.words)
 
     def complete(self, typed: str, limit: int = 20) -> list[Match]:
-        """Return words that start with the text, the most popular first, then words that contain it."""
+        """Return words that start with the typed text, the most popular first, then words that contain it."""
         part = key_of(typed)
         if not part:
             return []
@@ -162,12 +162,12 @@ class Vocabulary:
 
 
 def key_of(text: str) -> str:
-    """Return the comparison key of a text: folded, with spaces for underscores."""
+    """Return the comparison key of a text: folded, with underscores replaced by spaces."""
     return fold(text).replace("_", " ")
 
 
 def _merged(words: Iterable[Word]) -> Iterator[Word]:
-    """Return each name once, with its largest count and all aliases."""
+    """Yield each word once, with its largest count and all its aliases."""
     known: dict[str, Word] = {}
     for word in words:
         former = known.get(word.name)
@@ -180,7 +180,7 @@ def _merged(words: Iterable[Word]) -> Iterator[Word]:
 
 
 def _csv_word(line: str) -> Word | None:
-    """Parse name, category, count and aliases; line by line, so that a stray quote spoils only its own line."""
+    """Parse a line into a word, or return None; parsing single lines limits the effect of a stray quote."""
     try:
         name, *rest = next(csv.reader([line], skipinitialspace=True, strict=True))
     except csv.Error:
@@ -203,7 +203,7 @@ def _usable(name: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    """Return a list's text, decoded as UTF-8, UTF-16 with a byte order mark, or else Windows cp1252."""
+    """Return a list's text, decoded as UTF-16 if it has a byte order mark, else as UTF-8 or Windows cp1252."""
     try:
         with open_file(path, "stream") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -237,7 +237,7 @@ class Style:
     escapes: bool = False
 
     def write(self, name: str) -> str:
-        """Return a list's tag in this style."""
+        """Return a tag from a list in this style."""
         if not is_emoticon(name):
             name = name.replace(" ", "_") if self.underscores else name.replace("_", " ")
         if not self.escapes:
@@ -247,37 +247,37 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One suggestion: the tag as it would be written, and where it comes from."""
+    """A suggestion: the tag as it would be written, and where it comes from."""
 
     tag: str
     images: int
-    """Number of images in the dataset with the tag; 0 for a tag that only a list has."""
+    """Number of images in the dataset with this tag; 0 if only a list has it."""
     popularity: int | None = None
-    """Use count on the site the list comes from; None if no list has the tag."""
+    """Use count on the site that the list comes from; None if the tag comes from the dataset."""
     category: int | None = None
     alias: str | None = None
-    """Alias that matched the typed text, None if the tag itself did."""
+    """Alias that matched the typed text; None if the tag itself did."""
 
 
 class Completer:
-    """Tag completion, for the thread that owns the library; under 5 ms with lists of 140,000 tags."""
+    """Tag completion for the thread that owns the library; takes less than 5 ms with lists of 140,000 tags."""
 
     def __init__(self, index: TagIndex, vocabulary: Vocabulary | None = None) -> None:
         self.loaded: Emitter[tuple[str, ...]] = Emitter()
         """Emitted when the lists have been read, with messages about files and lines that could not be used."""
         self.vocabulary = vocabulary or Vocabulary()
-        """Words of the lists; replaced as a whole when a worker has read them."""
+        """Words in the lists; replaced as a whole after a worker has read them."""
         self._index = index
         self._style: Style | None = None
         self._load: Callable[[], None] | None = None
         index.changed.connect(self._forget_style)
 
     def load_when_requested(self, tasks: Tasks, folder: Path) -> None:
-        """Load the lists of a folder on the first completion, which keeps them out of the app's start."""
+        """Load the lists in a folder at the first completion, which keeps the app's start fast."""
         self._load = lambda: self.load(tasks, folder)
 
     def load(self, tasks: Tasks, folder: Path) -> None:
-        """Read the tag lists of a folder on a worker; emits `loaded` when done."""
+        """Read the tag lists in a folder on a worker; emit `loaded` when done."""
 
         def read() -> tuple[Vocabulary, list[str]]:
             lists, errors = read_lists(folder)
@@ -292,13 +292,13 @@ class Completer:
 
     @property
     def style(self) -> Style:
-        """Return how the dataset writes its tags, judged by its first few thousand."""
+        """Return how the dataset writes its tags, judged by the first few thousand."""
         if self._style is None:
             self._style = style_of(list(islice(self._index, _STYLE_SAMPLE)))
         return self._style
 
     def complete(self, typed: str, limit: int = 12, exclude: Collection[str] = ()) -> list[Completion]:
-        """Return suggestions for the typed text, without the tags in `exclude`, which are already present."""
+        """Return suggestions for the typed text, without the tags in `exclude`."""
         typed = typed.strip()
         if not typed:
             return []
@@ -322,12 +322,12 @@ class Completer:
 
 
 def style_of(tags: Collection[str]) -> Style:
-    """Return the style of these tags: spaces unless more tags use underscores."""
+    """Return the style of these tags; it uses spaces unless more tags contain underscores."""
     words = [tag for tag in tags if not is_emoticon(tag)]
     spaced, joined = sum(" " in tag for tag in words), sum("_" in tag for tag in words)
     return Style(joined > spaced, any("\\(" in tag for tag in tags))
 
 
 def _with_other_spaces(typed: str) -> str:
-    """Return the text with spaces for underscores or, if it has none, underscores for spaces."""
+    """Return the text with underscores replaced by spaces or, if it has none, spaces by underscores."""
     return typed.replace("_", " ") if "_" in typed else typed.replace(" ", "_")

@@ -1,4 +1,4 @@
-"""Index the images of each tag and keep it up to date with the library, one changed caption at a time."""
+"""Index the images by tag, and update the index caption by caption as the library changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.core.tags.splitting import Haystack, Lines, fold, split_tags
 from app.core.tasks import ExclusiveTask, Tasks, iterate_yielding
 
 Row = tuple[str, ...]
-"""The distinct tags of one image, in the order of its caption."""
+"""The distinct tags of one image, in caption order."""
 
 # Images indexed in one go: 500 captions of 20 tags take about 5 ms. More are split by a worker, slice by slice.
 _SLICE = 500
@@ -34,8 +34,8 @@ class TagCount(NamedTuple):
 class TagIndex:
     """Index of the tags of all images in the library, for the thread that owns the library.
 
-    With `tasks`, more than a few hundred changed images are read in slices, and `pending` counts the rest; without
-    `tasks`, everything is read at once. Each tag costs a set of ids, each image a tuple of shared strings.
+    With `tasks`, more than a few hundred changed images are read in slices, and `pending` counts the rest. Without
+    `tasks`, everything is read at once. It stores a set of ids per tag and a tuple of shared strings per image.
     """
 
     def __init__(self, library: Library, tasks: Tasks | None = None, lines: Lines = "caption") -> None:
@@ -48,16 +48,16 @@ class TagIndex:
         self._texts = Haystack()
         """Folded tags, for searches."""
         self._number_by_tag: dict[str, int] = {}
-        """Number in `_texts` by tag; `_tag_by_number` is the inverse."""
+        """Number of each tag's folded form in `_texts`; `_tag_by_number` is the inverse."""
         self._tag_by_number: dict[int, str] = {}
         self._variants: dict[str, set[str]] = {}
-        """Tags that differ from their folded form, by that form."""
+        """Tags that differ from their folded form, by folded form."""
         self._sorted: list[tuple[str, str]] | None = None
-        """Folded and actual tags in order, for searches by prefix; None until needed."""
+        """Sorted pairs (folded form, tag), for searches by prefix; None until needed."""
         self._pending: dict[int, None] = {}
-        """Ids of images still to be read, in order."""
+        """Ids of the images still to be read, in order."""
         self._reading = ExclusiveTask(tasks) if tasks is not None else None
-        """None if everything is read at once."""
+        """Task that splits captions; None if everything is read at once."""
         library.altered.connect(self._on_altered)
         self._on_altered(LibraryChange(added=frozenset(library.images)))
 
@@ -73,7 +73,7 @@ class TagIndex:
             self._read(waiting)
 
     def read_lines(self, lines: Lines) -> None:
-        """Change how captions of several lines are read, and read those again."""
+        """Change how captions with several lines are read, and read these captions again."""
         if lines != self._lines:
             self._lines = lines
             images = self._library.images.items()
@@ -94,7 +94,7 @@ class TagIndex:
         return len(self._images_by_tag.get(tag, ()))
 
     def counts(self) -> dict[str, int]:
-        """Return the number of images by tag."""
+        """Return the number of images with each tag."""
         return {tag: len(ids) for tag, ids in self._images_by_tag.items()}
 
     def images_with(self, tag: str) -> Set[int]:
@@ -103,13 +103,13 @@ class TagIndex:
         return self._images_by_tag[tags[0]] if len(tags) == 1 else self._union(tags)
 
     def spellings(self, tag: str) -> list[str]:
-        r"""Return this tag and those that differ only in case or escaped parentheses."""
+        r"""Return the tags that equal this one except for case or escaped parentheses."""
         key = fold(tag)
         plain = [key] if key in self._images_by_tag and fold(key) == key else []
         return plain + sorted(self._variants.get(key, ()))
 
     def images_matching(self, pattern: str) -> set[int]:
-        """Return the ids of the images with a tag that, once folded, matches a regular expression as a whole."""
+        """Return the ids of the images with a tag whose folded form fully matches a regular expression."""
         return self._union(self._tag_by_number[number] for number in self._texts.matching(pattern))
 
     def images_containing(self, part: str) -> set[int]:
@@ -122,7 +122,7 @@ class TagIndex:
         return self._rows.keys()
 
     def images_with_count(self, low: float, high: float) -> set[int]:
-        """Return the ids of the tagged images that have between `low` and `high` distinct tags."""
+        """Return the ids of the images that have between `low` and `high` distinct tags, ignoring untagged images."""
         return {number for number, row in self._rows.items() if low <= len(row) <= high}
 
     def search(self, part: str) -> list[str]:
@@ -137,16 +137,16 @@ class TagIndex:
         return self._rows.get(image, ())
 
     def rows(self, ids: Iterable[int]) -> list[Row]:
-        """Return the tags of these images; the rows never change, so a worker may count them."""
+        """Return the tags of these images that have any; rows are immutable, so a worker may count them."""
         rows = self._rows
         return [rows[number] for number in ids if number in rows]
 
     def co_occurring(self, tag: str, top: int = 20) -> list[TagCount]:
-        """Return the tags that occur most often together with this one; about 1 ms per 1,000 images that have it."""
+        """Return the tags that most often occur with this one; takes about 1 ms per 1,000 images with the tag."""
         return co_occurring(self.rows(self.images_with(tag)), tag, top)
 
     def complete(self, typed: str, limit: int = 20) -> list[TagCount]:
-        """Return tags that start with the text, the most frequent first, then tags that contain it."""
+        """Return tags that start with the typed text, the most frequent first, then tags that contain it."""
         part = fold(typed)
         if not part:
             return [self._counted(tag) for tag in self._most_frequent(self._images_by_tag, limit)]
@@ -175,7 +175,7 @@ class TagIndex:
         return set().union(*(self._images_by_tag[tag] for tag in tags))
 
     def _on_altered(self, altered: LibraryChange) -> None:
-        """Update the index after a change of the library."""
+        """Update the index after a change to the library."""
         for number in altered.removed:
             self._pending.pop(number, None)
         self._set_rows((number, ()) for number in altered.removed)
@@ -196,7 +196,7 @@ class TagIndex:
             self.changed.emit(None)
 
     def _read_next_slice(self) -> None:
-        """Split the captions of the next slice on a worker, then index them."""
+        """Split the next slice of captions on a worker, then index them."""
         if self._reading is None or self._reading.busy or not self._pending:
             return
         images = self._library.images
@@ -210,7 +210,7 @@ class TagIndex:
 
     def _on_split(self, split: Sequence[tuple[int, str | None, Row]], lines: Lines) -> None:
         images = self._library.images
-        # Captions that changed meanwhile stay pending, unless `settle` has read them.
+        # Captions that changed while they were split stay pending, unless `settle` has read them.
         current = [
             (number, row)
             for number, text, row in split
@@ -258,7 +258,7 @@ class TagIndex:
         return self._images_by_tag.setdefault(tag, set())
 
     def _discard(self, tag: str, number: int) -> None:
-        """Remove an image from a tag, and the tag itself after its last image."""
+        """Remove an image from a tag; remove the tag too if this was its last image."""
         ids = self._images_by_tag[tag]
         ids.discard(number)
         if ids:
@@ -282,9 +282,10 @@ def row_of(caption: str | None, lines: Lines = "caption") -> Row:
 
 
 def count_tags(rows: Iterable[Row]) -> Counter[str]:
-    """Return the number of images by tag in these rows.
+    """Return the number of these rows that contain each tag.
 
-    Slice by slice: counting the 2,000,000 tags of 100,000 images at once would block all other threads for 0.1 s.
+    Rows are counted in slices: counting the 2,000,000 tags of 100,000 images at once would block all other threads for
+    0.1 s.
     """
     counts, rest = Counter[str](), iter(rows)
     for part in iterate_yielding(iter(lambda: list(islice(rest, _SLICE)), [])):
@@ -293,7 +294,7 @@ def count_tags(rows: Iterable[Row]) -> Counter[str]:
 
 
 def co_occurring(rows: Iterable[Row], tag: str, top: int) -> list[TagCount]:
-    """Return the most frequent tags of these rows, without `tag`, which all of them have."""
+    """Return the most frequent tags in these rows, which all contain `tag`; spellings of `tag` are left out."""
     counts = count_tags(rows)
     key = fold(tag)
     others = ((other, count) for other, count in counts.items() if fold(other) != key)
@@ -304,7 +305,7 @@ def co_occurring(rows: Iterable[Row], tag: str, top: int) -> list[TagCount]:
 class Summary:
     """Tags of several captions.
 
-    `common` tags are in the order of the first caption, `mixed` ones sorted by frequency.
+    `common` tags, which all captions have, are in the order of the first caption; `mixed` tags are sorted by frequency.
     """
 
     captions: int
@@ -313,11 +314,11 @@ class Summary:
     missing: int
     """Number of images without a caption file."""
     empty: int
-    """Number of empty caption files."""
+    """Number of images with an empty caption file."""
 
 
 def summarize(captions: Iterable[str | None], lines: Lines = "caption") -> Summary:
-    """Summarize the tags of captions; each tag counts once per caption. About 10 us a caption."""
+    """Summarize the tags of captions; each tag counts once per caption. Takes about 10 us per caption."""
     counts: Counter[str] = Counter()
     number = missing = empty = 0
     for number, caption in enumerate(captions, start=1):  # noqa: B007 - its last value is the number of captions

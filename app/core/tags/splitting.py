@@ -1,7 +1,7 @@
-r"""Split captions into tags and edit single tags, preserving every other character.
+r"""Split captions into tags and edit single tags, preserving all other characters.
 
-A tag is the text between two commas, as `trainer.dataset.sampling` reads it: without surrounding spaces, and never
-empty. A parenthesis that is escaped for the prompt, as in ``miku \(vocaloid\)``, stays as it is written.
+As in `trainer.dataset.sampling`, a tag is the text between two commas, without surrounding spaces, and never empty.
+Parentheses that are escaped for prompts, as in ``miku \(vocaloid\)``, stay escaped.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 
 SEPARATOR = ","
 JOINT = ", "
-"""Text written between two tags, as all taggers write it."""
+"""Separator to write between two tags, as all taggers do."""
 
 _FACE = r"[^\w\s]{0,2}[^\W_]?[^\w\s]{0,2}"
 _EMOTICON = re.compile(f"{_FACE}_{_FACE}")
 
 Lines = Literal["caption", "variants"]
-"""How captions of several lines are read: as one text, or each line as an alternative caption."""
+"""How captions with several lines are read: as one text, or each line as an alternative caption."""
 # Texts per block. A block is joined again when one of its texts changes, and skipped as a whole when it does not
 # contain the searched part. 256 tags are 4 kB, joined in 5 microseconds.
 _BLOCK = 256
@@ -49,7 +49,7 @@ def join_tags(tags: Iterable[str]) -> str:
 
 
 def find_tags(text: str, lines: Lines = "caption") -> list[TagSpan]:
-    """Return each tag with its position in the text, so that the rest can stay unchanged byte for byte."""
+    """Return each tag with its position in the text, which lets edits preserve the rest byte for byte."""
     found = []
     # Checked once: per tag, it would take most of the time for a text of some thousand tags.
     is_multiline = len(text.splitlines()) > 1
@@ -67,7 +67,7 @@ def replace_tag(text: str, piece: TagSpan, tag: str) -> str:
 
 
 def remove_tag(text: str, piece: TagSpan) -> str:
-    """Return the text without this tag and without one of the separators next to it."""
+    """Return the text without this tag and one of the separators next to it."""
     before, after = text[: piece.start], text[piece.end :]
     following = after.lstrip(" \t")
     if following.startswith(SEPARATOR):
@@ -79,7 +79,7 @@ def remove_tag(text: str, piece: TagSpan) -> str:
 
 
 def move_tag(text: str, found: Sequence[TagSpan], source: int, target: int) -> str:
-    """Return the text with tag number `source` moved to number `target`; separators and line breaks stay in place."""
+    """Return the text with the tag at index `source` moved to `target`; separators and line breaks stay in place."""
     written = [text[piece.start : piece.end] for piece in found]
     written.insert(target, written.pop(source))
     # From the end, so that the positions of earlier tags stay valid.
@@ -89,20 +89,20 @@ def move_tag(text: str, found: Sequence[TagSpan], source: int, target: int) -> s
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line, with spaces for line breaks and without empty lines."""
+    """Return the text on one line: line breaks become spaces and empty lines are removed."""
     return " ".join(row.strip() for row in text.splitlines() if row.strip())
 
 
 def is_emoticon(tag: str) -> bool:
     """Return whether a tag is an emoticon such as ^_^, o_o or (o)_(o), whose underscore does not mean a space.
 
-    As in all taggers' lists, an emoticon has at most one letter or digit on each side of the underscore.
+    As in the lists of all taggers, an emoticon has at most one letter or digit on each side of the underscore.
     """
     return bool(_EMOTICON.fullmatch(tag))
 
 
 def _spans(text: str, lines: Lines) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each part between commas, and between lines if each is an alternative."""
+    """Yield the start and end of each part between commas and, if `lines` is "variants", between line breaks."""
     start = 0
     for row in text.splitlines(keepends=True) if lines == "variants" else [text]:
         for part in row.split(SEPARATOR):
@@ -112,18 +112,18 @@ def _spans(text: str, lines: Lines) -> Iterator[tuple[int, int]]:
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case with composed accents (NFC), as CLIP reads it; macOS decomposes them."""
+    """Return the text in lowercase and with composed accents (NFC), as CLIP reads it; macOS decomposes accents."""
     return (text if text.isascii() else unicodedata.normalize("NFC", text)).casefold()
 
 
 def fold(text: str) -> str:
-    r"""Return the comparison form of a text: `even`, since CLIP reads equal results alike, with ``(`` for ``\(``."""
+    r"""Return the comparison form of a text: normalized, as CLIP reads it, and with ``(`` for ``\(``."""
     text = normalize(text)
     return text.replace("\\(", "(").replace("\\)", ")") if "\\" in text else text
 
 
 class Haystack:
-    """Searchable collection of folded texts by number; the number of a removed text is reused."""
+    """Searchable collection of folded texts by number; numbers of removed texts are reused."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts = list(texts)
@@ -156,7 +156,7 @@ class Haystack:
         self._free.append(number)
 
     def containing(self, part: str) -> Iterator[int]:
-        """Yield the numbers of the texts that contain a non-empty part, in ascending order."""
+        """Yield the numbers of the texts that contain `part`, which must not be empty, in ascending order."""
         for block, joined in enumerate(self._joined):
             if part in (joined or self._join(block)):
                 first = block * _BLOCK
@@ -164,7 +164,7 @@ class Haystack:
                 yield from [number for number, text in enumerate(rows, first) if part in text]
 
     def matching(self, pattern: str) -> Iterator[int]:
-        """Yield the numbers of the texts that a regular expression matches as a whole; "" matches none."""
+        """Yield the numbers of the texts that fully match a regular expression; empty texts never match."""
         whole = re.compile(f"^(?=.)(?:{pattern})$", re.MULTILINE)
         for block, joined in enumerate(self._joined):
             if whole.search(joined or self._join(block)):
