@@ -43,7 +43,7 @@ from trainer.protocol.places import cache_folder, home
 Kind = Literal["folder", "lora", "preset", "image", "other"]
 
 Sorted = Callable[[list[Path], list[Path], list[Path]], None]
-"""Called with folders, images and caption files, and other files."""
+"""Callback that takes three lists: folders, images and caption files, and other files."""
 _EDITS_PATIENCE = 10.0
 """Seconds without progress after which a job is queued even though image edits are not on disk yet."""
 
@@ -105,8 +105,8 @@ def _kind(path: Path) -> Kind:
 class View:
     """The view of the library: the images shown, their order, the selection and the current image.
 
-    Images that a filter hides stay selected, or stay the current image, when they are shown again. Hidden images cannot
-    be edited: `current` and `scope` contain only shown ones.
+    Filters do not change the selection: a hidden image is still selected, or current, when it is shown again. Hidden
+    images cannot be edited: `current` and `scope` contain only shown ones.
     """
 
     def __init__(self, library: Library) -> None:
@@ -197,7 +197,7 @@ class Session:
         self.renderer = RenderClient(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
         self.folder_missing: Emitter[Path] = Emitter()
-        """Emitted with a folder that cannot be reopened because it is missing."""
+        """Emitted with a folder of the last session that cannot be reopened."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
         self.datasets.closed.connect(self.recent.closed)
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
@@ -216,12 +216,10 @@ class Session:
         self.datasets.scanned.connect(lambda _: self.health.retry_missing())
         self.target.changed.connect(lambda _: self.health.set_target(self.target.aim))
         self.target.changed.connect(lambda _: self.tags.read_lines(self.target.aim.lines))
-        post(
-            self.saver.recover
-        )  # posted, so that the window already listens when edits of a crashed session are reported
+        post(self.saver.recover)  # posted: the window must already listen when edits of a crashed session are reported
 
     def reopen(self) -> None:
-        """Reopen the last session's folders if the preferences say so; emit `folder_missing` for missing ones."""
+        """Reopen the last session's folders if the preferences say so; emit `folder_missing` if that fails."""
         for folder in self.recent.folders_to_reopen(self.settings.preferences.starting.reopen):
             self.recent.check_folder(folder, partial(self._reopen, folder))
         self.recent.check()

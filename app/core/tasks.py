@@ -35,7 +35,7 @@ _IDLE_RATIO = 0.25
 _YIELD_TIMEOUT = 0.1
 """Seconds after which workers stop yielding to a busy window thread, which may itself be waiting for a worker."""
 _SWITCH_INTERVAL = 0.001 if sys.platform == "win32" else 0.0002
-"""Switch interval: seconds until a waiting thread requests the GIL. Windows rounds it to 1 ms.
+"""Switch interval: seconds until a waiting thread requests the GIL. On Windows, the smallest step is 1 ms.
 
 The window acquires the GIL a dozen times per event. With Python's default of 5 ms, each time cost 5 ms while a worker
 was busy: with 100,000 images, the window waited up to 167 ms for a worker that counted tags. The shorter interval does
@@ -177,8 +177,8 @@ class Tasks:
     ) -> Future[_Result]:
         """Run `work` on a worker; then call `done` with its result or `failed` with its error on the owner's thread.
 
-        `close` drops waiting work and all later requests. It waits for running work that is `kept`; pass False for work
-        that can simply be repeated, such as reading from disk.
+        `close` drops waiting work and all later requests, but waits for running work that is `kept`. Pass False for
+        work that can simply be repeated, such as reading from disk.
         """
 
         def deliver(future: Future[_Result]) -> None:

@@ -10,7 +10,7 @@ from trainer.errors import sentence_and_remedy, with_period
 
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate looks for this name
-    """Return the text unchanged. Calls mark texts for `lupdate`; QCoreApplication.translate then translates them.
+    """Return the text unchanged; calls mark their text for `lupdate` and for QCoreApplication.translate.
 
     Qt's own function of this name is typed as returning `object`.
     """

@@ -1,4 +1,4 @@
-"""Find the settings that open images are judged by: those of a job that uses their folders, or preferences."""
+"""Find the settings that open images are judged by, from the job that uses their folders or the preferences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _TargetSource(NamedTuple):
     job: str
     aim: JudgingTarget
     native: int | None
-    """Native resolution of the job's base; None without a job."""
+    """Native resolution of the job's base; None if there is no job."""
 
 
 class TargetTracker:
@@ -45,7 +45,7 @@ class TargetTracker:
         self._jobs, self._datasets, self._settings, self._tasks = jobs, datasets, settings, tasks
         self._draft: Draft | None = None
         self._natives: dict[tuple[Path, str], int] = {}
-        """Native resolutions of bases whose family is not stated, by job folder and base; at first SDXL's."""
+        """Native resolutions of bases whose family is not stated, by job folder and base; SDXL's until identified."""
         self._stop: Callable[[], None] = lambda: None
         self._source = self._find()
         settings.changed.connect(lambda _: self._follow())

@@ -58,7 +58,7 @@ SETTINGS: Mapping[str, str] = {
     "ss_training_comment": "Comment",
 }
 SIDE = 256
-"""Longest side of a shown image, in pixels."""
+"""Maximum side length of a shown image in pixels."""
 
 
 def to_display_text(text: str) -> str:
@@ -164,7 +164,7 @@ def _parsed(text: str | None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoraFile:
-    """Contents of a LoRA file's header; all texts are cut and safe to show as plain text."""
+    """Contents of a LoRA file's header; all texts have limited length and are safe to show as plain text."""
 
     path: Path
     bytes: int

@@ -80,7 +80,7 @@ def block_of(layer: str) -> str:
 
 
 def block_order(block: str) -> tuple[int, str]:
-    """Return the sort key that orders blocks as data passes through them."""
+    """Return a sort key that puts blocks in the order in which data passes through them."""
     sides = ("TE", "IN", "MID", "OUT")
     return next((place for place, side in enumerate(sides) if block.startswith(side)), len(sides)), block
 
@@ -112,11 +112,11 @@ class BlockStrength:
     ranks: tuple[int, ...]
     """Distinct ranks, ascending."""
     alphas: tuple[float, ...]
-    """Distinct stated alphas, ascending; a layer without one uses its rank."""
+    """Distinct alphas stated in the file, ascending; a layer without an alpha uses its rank."""
     strength: float | None
     """Norm of the added weights; None if it cannot be computed, not finite if the file has NaN or infinity."""
     unknown: int = 0
-    """Layers left out because their norm could not be computed."""
+    """Number of layers left out because their norm could not be computed."""
 
 
 def read_blocks(

@@ -129,7 +129,7 @@ class Models:
         return tuple(map(Path, self._choices.choices.folders))
 
     def search(self, *, again: bool = False) -> None:
-        """Search this PC, once per session unless `again` is set; emit `changed` on each find and at the end."""
+        """Search this PC, once per session unless `again`; emit `changed` for each result and at the end."""
         if self.is_searching or (self._looked and not again):
             return
         self.is_searching = self._looked = True
@@ -161,7 +161,7 @@ class Models:
         self._tasks.run(lambda: judge(text, found), done, reraise, kept=False)
 
     def look_at_recent(self) -> None:
-        """Check the recently used bases on a worker; `changed` is emitted when `judged` changes."""
+        """Check the recently used bases on a worker; emit `changed` if `judged` changes."""
         texts, found = self.recent, self._all
         self._tasks.run(lambda: {text: judge(text, found) for text in texts}, self._set_judged, reraise, kept=False)
 

@@ -1,7 +1,7 @@
-"""Search this PC for models on a worker thread and report finds as they come.
+"""Search this PC for models on a worker thread and report results as they are found.
 
-A cache keeps each model's description and the tools that were found, so that the next search only reads new files.
-If the cache is lost or damaged, everything is read again.
+A cache stores the models' descriptions and the tools found, which lets the next search read only new files. If the
+cache is lost or damaged, everything is read again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.protocol.records import build, to_record
 from trainer.protocol.row_store import checksum
 
 _DEEPEST = 4
-"""Levels searched below a home folder or drive; enough for D:/AI/Packages/ComfyUI_windows_portable/ComfyUI."""
+"""Depth of the search below a home folder or drive; enough for D:/AI/Packages/ComfyUI_windows_portable/ComfyUI."""
 _MOST_FOLDERS = 30_000
 _SECONDS = 20.0
 # No tool is installed in these folders, yet they contain most of the folders of a PC.
@@ -167,7 +167,7 @@ def _candidates(roots: SearchRoots, stopped: Callable[[], bool]) -> Iterator[Ins
 
 
 def _at(folder: Path) -> Iterator[Installation]:
-    """Yield the tool in a folder and the tools that it installed."""
+    """Yield the tool in a folder, if any, and the tools that it installed."""
     try:
         found = recognize(folder)
     except (OSError, ValueError):  # gone, or no permission
@@ -201,7 +201,8 @@ def _is_worth(entry: os.DirEntry[str]) -> bool:
 def _is_junction(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a Windows junction, as Stability Matrix creates.
 
-    `DirEntry.is_junction` needs Python 3.12."""
+    `DirEntry.is_junction` needs Python 3.12.
+    """
     if sys.platform == "win32":
         return entry.stat(follow_symlinks=False).st_reparse_tag == stat.IO_REPARSE_TAG_MOUNT_POINT
     return False
@@ -211,7 +212,7 @@ Share = Callable[[tuple[Installation, ...], tuple[FoundBase, ...]], None]
 
 
 class Search:
-    """One search: of downloads first, then the user's folders, the tools found last time, and new tools.
+    """One search, in this order: downloads, the user's folders, the tools found last time, and new tools.
 
     `share` is called on the worker with everything found so far.
     """

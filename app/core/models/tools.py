@@ -55,7 +55,7 @@ def _known(known: dict[str, str], reference: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """One tool on this PC."""
+    """A tool installed on this PC."""
 
     tool: Tool
     folder: Path
@@ -215,7 +215,7 @@ def _within(root: Path, written: str) -> Path:
 
 
 def _list(paths: Mapping[str, str], key: str, default: str) -> list[str]:
-    """Return the parts of a SwarmUI setting, which are separated by semicolons."""
+    """Return the semicolon-separated parts of a SwarmUI setting or, if it is not set, of its default."""
     return [one for one in (paths.get(key) or default).split(";") if one.strip()]
 
 

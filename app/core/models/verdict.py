@@ -27,7 +27,7 @@ Tool = Literal[
     "Impasto",
     "",
 ]
-"""Tool whose folder contains a model; "" for a folder that the user added."""
+"""Tool that a folder of models belongs to; "" for a folder that the user added."""
 _ENDINGS = (".safetensors", ".ckpt")
 _DEEPEST = 4
 """Maximum depth of subfolders to list."""
@@ -44,7 +44,7 @@ class BaseDescription:
 
     family: Family | None = None
     velocity: bool | None = None
-    """Whether it predicts velocity (v) instead of noise; None if unknown."""
+    """Whether the base predicts velocity (v) instead of noise; None if unknown."""
     problem: str = ""
     remedy: str = ""
 

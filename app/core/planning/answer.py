@@ -60,7 +60,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGpu:
-    """The GPU that was planned for; memory in bytes."""
+    """The GPU that the plan is for; memory in bytes."""
 
     name: str
     total: int
@@ -88,7 +88,7 @@ class AnsweredPlan:
         return self.forecast.decisive
 
     def reserved(self, reserved: int) -> int:
-        """Return the bytes reserved on the GPU: a run that fits returns cached blocks before it exceeds the budget."""
+        """Return the bytes reserved on the GPU; a run that fits stays within the budget by freeing cached blocks."""
         return min(reserved, self.forecast.budget) if self.forecast.fits else reserved
 
     @property
@@ -186,7 +186,7 @@ class PreflightCheck:
     key: str = ""
     """Key of the setting that causes the problem, or ""."""
     remark: Remark | None = None
-    """A remark of the engine, for the window to word."""
+    """A remark from the engine, which the window puts into words."""
 
 
 def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | None) -> tuple[PreflightCheck, ...]:

@@ -34,7 +34,7 @@ class ForecastRequest:
     gpu: str
     """`HERE`, or a GPU by name or memory size."""
     overrides: tuple[str, ...] = ()
-    """Settings that override the job, as `--set` takes them."""
+    """Settings that override the job, in the form that `--set` takes."""
 
     @classmethod
     def of(cls, draft: Draft, gpu: str) -> ForecastRequest:
@@ -52,7 +52,7 @@ class Forecaster:
 
     def __init__(self, tasks: Tasks, post: Post) -> None:
         self.changed: Emitter[None] = Emitter()
-        """Emitted when an attribute other than `gpus` changes."""
+        """Emitted when an attribute other than `gpus` and `gpu_error` changes."""
         self.gpus_read: Emitter[None] = Emitter()
         """Emitted when `gpus` or `gpu_error` has been read."""
         self.answer: PlanAnswer | None = None
@@ -118,7 +118,7 @@ class Forecaster:
             self._set_state("idle")
 
     def clear(self) -> None:
-        """Drop the answer, because there is no job."""
+        """Drop the answers when there is no job."""
         self.stop()
         self.answer, self.compared, self.stale, self.settled = None, None, False, False
         self._set_state("idle")
@@ -128,7 +128,7 @@ class Forecaster:
         self._served.close()
 
     def read_gpus(self) -> None:
-        """Read this PC's GPUs on a worker; emits `gpus_read` when done."""
+        """Read this PC's GPUs on a worker; emit `gpus_read` when done."""
         self._gpu_reader.run(_gpus, self._on_gpus_read, handle_only(ImpastoError, self._on_gpus_failed))
 
     def _send(self) -> None:

@@ -27,7 +27,7 @@ class CostEstimate:
 
 
 class CostEstimates:
-    """Cost estimates of presets, from a planner that runs while they are shown; each answer is cached."""
+    """Cost estimates of presets, from a planner that runs while presets are shown; each answer is cached."""
 
     def __init__(self, post: Post) -> None:
         self.gpu = HERE

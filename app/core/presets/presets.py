@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 Refused = Callable[[ImpastoError], None] | None
-"""Called with the error if an action fails; if None, `failed` is emitted instead."""
+"""Callback for the error if an action fails; if None, `failed` is emitted instead."""
 
 
 class Presets:

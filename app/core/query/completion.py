@@ -38,7 +38,7 @@ class Proposal:
 
 
 class QueryCompleter:
-    """Completes queries over a library. Use it only on the thread that owns the library."""
+    """Completer of queries over a library. Use it only on the thread that owns the library."""
 
     def __init__(self, library: Library, index: TagIndex) -> None:
         self._library = library

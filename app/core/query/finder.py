@@ -34,7 +34,8 @@ _CONTENT = frozenset({"inspection", "file"})
 class NumberColumns:
     """Columns of numbers by key, indexed by image id; NaN if missing.
 
-    They are updated with the library; use them only on its thread."""
+    They are updated with the library; use them only on its thread.
+    """
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -57,7 +58,7 @@ class NumberColumns:
         return self._flags[key]
 
     def _on_altered(self, altered: LibraryChange) -> None:
-        """Update or drop the columns that depend on a change of the library."""
+        """Update or drop the columns that a change to the library affects."""
         ids, has_moved = altered.added | altered.altered, altered.added or altered.removed
         for key in [*self._columns, *self._flags]:
             if not has_moved and KEYS[key].depends.isdisjoint(altered.what):
@@ -132,7 +133,8 @@ _FLAGS: dict[str, Callable[[LibraryImage], bool]] = {
 class TokenColumn:
     """Column of token counts by image id; NaN while unknown.
 
-    It is updated with the library; use it only on its thread."""
+    It is updated with the library; use it only on its thread.
+    """
 
     def __init__(self, library: Library, tasks: Tasks) -> None:
         self.more: Emitter[int] = Emitter()
@@ -218,7 +220,7 @@ class TokenColumn:
 
 
 Findings = Callable[[], Mapping[str, Collection[int]]]
-"""Returns the image ids of each current health finding, by finding code."""
+"""Function that returns the image ids of each current health finding, by finding code."""
 
 
 Ids = Set[int] | None

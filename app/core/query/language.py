@@ -61,7 +61,7 @@ class QueryKey:
     depends: frozenset[str] = frozenset()
     choices: tuple[str, ...] = ()
     is_integer: bool = True
-    """Whether its numbers are integers."""
+    """Whether its values must be integers."""
     maximum: float = inf
     """Largest possible value."""
 

@@ -75,7 +75,7 @@ def read_after(log: Path, start: int, *, torn: bool, room: int = CHUNK_BYTES) ->
 
 
 def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:
-    """Return the start of the line with the next match after byte `start`, or the last match before it if `back`.
+    """Return the start of the line with the first match from byte `start`; with `back`, the last match before it.
 
     Returns None if there is no match. ASCII letters match in either case. Raises OSError.
     """

@@ -38,7 +38,7 @@ class QueueState:
 
     @property
     def stuck_count(self) -> int:
-        """Return the number of entries that need the user to continue because the PC restarted or the worker ended."""
+        """Return the number of entries that will not continue on their own after a restart or the worker's end."""
         if self.reading.held:
             return 0
         stuck = ("interrupted",) if self.working else ("interrupted", "waiting")
@@ -89,7 +89,8 @@ class QueueManager:
     def failure_of(self, run: RunSummary) -> str:
         """Return why a run's latest start failed, or "".
 
-        The reason comes from the queue entry, since a run cannot record it on a full disk."""
+        The reason comes from the queue entry, since a run cannot record it on a full disk.
+        """
         latest = max((one for one in self.entries if one.run == run.path), key=lambda one: one.added, default=None)
         failed = latest is not None and latest.state == "failed" and run.attempts <= latest.attempts + 1
         return latest.problem if latest and failed else ""
@@ -101,9 +102,8 @@ class QueueManager:
     def start(self, job: Path, text: str | None = None) -> str:
         """Append a job to the queue, start a worker if needed, and return the entry's id.
 
-        The job is `text` if given, else the content of the file `job`.
-
-        The entry is written in the background; `failed` is emitted if that or reading the file fails.
+        The job is `text` if given, else the content of the file `job`. The entry is written in the background; `failed`
+        is emitted if this or reading the file fails.
         """
         name = new_id()
 
@@ -147,7 +147,7 @@ class QueueManager:
         self._ask(self.queue.clear)
 
     def duplicate(self, name: str) -> None:
-        """Append the job of an entry again, as its file is now."""
+        """Append an entry's job to the queue again, read from its current file."""
         entry = self.entry(name)
         if entry is not None and entry.job is not None:
             self.start(entry.job)

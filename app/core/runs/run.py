@@ -69,7 +69,7 @@ class Remarks:
             self.all.append(RunRemark(event, kind))
 
     def _former(self, event: events.Event) -> RunRemark | None:
-        """Return the remark that an event repeats; each attempt sends the same notices about base and settings."""
+        """Return the remark that an event repeats, or None; attempts repeat notices about the base and settings."""
         if isinstance(event, events.Notice):
             same = (one for one in self.all if isinstance(one.event, events.Notice))
             return next((one for one in same if one.event.sentence == event.sentence), None)  # type: ignore[attr-defined]
@@ -237,7 +237,8 @@ class Run:
     def _update_state(self, snapshot: RunSnapshot, first: bool) -> None:
         """Update the state that does not come from events.
 
-        Emits `changed` if it changed or if this was the first complete read."""
+        Emits `changed` if it changed or if this was the first complete read.
+        """
         before = (self.summary, self.problem, self.last_words, self._setup)
         self.summary, self.last_words, self._setup = snapshot.summary, snapshot.last_words, snapshot.setup
         self.job, self.forecast = snapshot.setup.job, snapshot.setup.forecast
@@ -268,7 +269,7 @@ class Run:
         return self.progress.step.step if self.progress.step else self.summary.step
 
     def _besides(self) -> float:
-        """Return the forecast seconds of the previews, validations and saves that are still to come."""
+        """Return the forecast duration, in seconds, of the remaining previews, validations, checkpoints and saves."""
         if self.forecast is None or not self.summary.steps:
             return 0.0
         left = max(0.0, 1.0 - self._done / self.summary.steps)
@@ -384,7 +385,7 @@ class GpuMonitor:
 
 
 def gpu_of(run: Run, found: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU of a run: by its process, else by its forecast, else the only one."""
+    """Return the GPU of a run, found by its process, else by its forecast, else as the only GPU; or None."""
     pid = run.progress.pid
     by_process = (gpu for gpu in found if any(use.pid == pid for use in gpu.uses))
     by_name = (gpu for gpu in found if run.forecast and gpu.name == run.forecast.card)

@@ -22,9 +22,9 @@ _ENDS: Mapping[CommandName, State] = {"pause": "paused", "stop": "stopped"}
 
 
 class Runs:
-    """Runs that this user started, in the app or not, and runs in the folders of their jobs.
+    """List of the runs that this user started, in or outside the app, and of runs in the folders of the user's jobs.
 
-    A dedicated worker reads them, so that other long work does not delay noticing a run that died.
+    A dedicated worker reads them, which keeps other long work from delaying the detection of dead runs.
     """
 
     def __init__(self, post: Post) -> None:
@@ -116,7 +116,7 @@ class Runs:
 
 
 def _beside_jobs() -> Iterable[Path]:
-    """Yield the runs in the folders of this user's jobs, in case the list of runs was lost."""
+    """Yield the runs in the folders of this user's jobs; they are found even if the list of runs was lost."""
     forgotten = forgotten_runs()
     for marker in sorted((places.home() / "jobs").glob("*/runs/*/run.json")):
         if marker.parent not in forgotten:
@@ -133,7 +133,7 @@ class RunCommand:
 
 
 class RunCommands:
-    """Commands to runs, and those still unanswered. All disk access happens on a worker."""
+    """Sends commands to runs and keeps track of unanswered ones. All disk access happens on a worker."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -206,7 +206,7 @@ def _answer(order: RunCommand) -> CommandResult | None:
 
 
 def _unread(order: RunCommand) -> CommandResult:
-    """Return the result of an unread command: "done" if the run ended as it asked, else "void"."""
+    """Return the result of an unread command: "done" if the run ended as requested, else "void"."""
     status = order.run.read_status()
     took_effect = status is not None and status.state == _ENDS.get(order.name)
     return CommandResult("done" if took_effect else "void", "")

@@ -16,7 +16,7 @@ from trainer.protocol import events
 
 MarkKind = Literal["saved", "preview", "stepped_down", "out_of_memory", "resumed"]
 _NUMBERS = count(-1, -1)
-"""Ids of samples: negative, since the painter they share with dataset images uses positive ids."""
+"""Ids of samples, which are negative because they share a painter with dataset images, whose ids are positive."""
 
 
 class Track:

@@ -37,7 +37,7 @@ class Training:
 
     @property
     def ending(self) -> Ending | None:
-        """Return the unfinished pause or stop command, or None."""
+        """Return its unfinished pause or stop command, or None."""
         return self.summary.ending
 
     @property

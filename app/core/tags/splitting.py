@@ -51,7 +51,7 @@ def join_tags(tags: Iterable[str]) -> str:
 def find_tags(text: str, lines: Lines = "caption") -> list[TagSpan]:
     """Return each tag with its position in the text, which lets edits preserve the rest byte for byte."""
     found = []
-    # Checked once: per tag, it would take most of the time for a text of some thousand tags.
+    # Checked once: per tag, it would take most of the time for a text of several thousand tags.
     is_multiline = len(text.splitlines()) > 1
     for start, end in _spans(text, lines):
         part = text[start:end]
@@ -82,7 +82,7 @@ def move_tag(text: str, found: Sequence[TagSpan], source: int, target: int) -> s
     """Return the text with the tag at index `source` moved to `target`; separators and line breaks stay in place."""
     written = [text[piece.start : piece.end] for piece in found]
     written.insert(target, written.pop(source))
-    # From the end, so that the positions of earlier tags stay valid.
+    # From the end, which keeps the positions of earlier tags valid.
     for piece, tag in zip(reversed(found), reversed(written), strict=True):
         text = replace_tag(text, piece, tag)
     return text
