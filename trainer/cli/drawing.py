@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
     render.add_argument("--sampler", default="euler", help="euler, euler_a, ddim, dpmpp_2m or unipc")
     render.add_argument("--clip-skip", type=int, help="as in kohya: 1 last layer, 2 the one before; SD 1.5 only")
     render.add_argument("--device", help="cpu, cuda or cuda:1 (default: the best GPU, else the CPU)")
-    render.add_argument("--out", type=Path, default=Path("images"), help="the output folder (default images)")
+    render.add_argument("--out", type=Path, default=Path("images"), help="the output folder (default: images)")
     render.add_argument("--serve", action="store_true", help="render requests read as JSON lines from stdin")
     render.set_defaults(refuse=render.error)
 
@@ -75,7 +75,7 @@ def run_render(options: argparse.Namespace) -> int:
             from trainer.training.reporting.reporter import Reporter
 
         machine = this_machine(options.device)
-        with Reporter(show) as reporter, gpu_guard("draw the image"):
+        with Reporter(show) as reporter, gpu_guard("render the image"):
             render(
                 base,
                 [LoraUse(file, strength) for file, strength in loras],

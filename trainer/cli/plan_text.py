@@ -194,7 +194,7 @@ def margin(device_state: DeviceState) -> str:
             why = f"a finished run took {words.size(found.worst.bytes)} more than forecast; 15 % is the limit"
         case "shortage":
             why = f"a run ran out of memory, {words.size(found.shortage.bytes)} above its forecast"
-    return f"Margin: {words.size(kept.bytes)} stay free because forecasts can be off ({why})."
+    return f"Margin: {words.size(kept.bytes)} stays free because forecasts can be off ({why})."
 
 
 def change(changed: RecipeChange) -> str:

@@ -22,7 +22,7 @@ _HELP: dict[protocol.CommandName, str] = {
     "stop": "end the run now with a checkpoint and its LoRA so far; `resume` can still continue it",
     "pause": "end the run now with a checkpoint, which frees the GPU; `resume` continues it",
     "save": "write the LoRA and a checkpoint after this step, and continue training",
-    "sample": "draw the previews after this step, and continue training",
+    "sample": "render the previews after this step, and continue training",
 }
 _ENDING = ("stop", "pause")
 _EXIT_CODES = {"done": EXIT_DONE, "paused": EXIT_RESUMABLE, "stopped": EXIT_RESUMABLE, "failed": EXIT_FAULT}

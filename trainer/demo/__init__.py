@@ -150,7 +150,7 @@ def compare(lora: Path, sheet: Path) -> tuple[Path, float]:
     """Render every prompt with and without the LoRA from the same noise; return the sheet and style progress."""
     words = prompts()
     inside, outside = list(words["inside"]), list(words["outside"])
-    with gpu_guard("draw the demo's images"):
+    with gpu_guard("render the demo's images"):
         before = draw(inside + outside, [])
         after = draw([f"{words['trigger']}, {text}" for text in inside + outside], [LoraUse(lora)])
     rows = [SheetRow("base", before), SheetRow("base + LoRA", after)]

@@ -86,8 +86,8 @@ class Renderer:
             cause, remedy = f"the base {self.name} is damaged", "Download the base again, or choose another one."
             if self._uses:
                 cause += ", or a LoRA is damaged or too strong"
-                remedy = "Draw without the LoRA or at a lower strength. If that fails too, download the base again."
-            sentence = f"Could not draw the image: its values are NaN or infinity. Probably {cause}."
+                remedy = "Render without the LoRA or at a lower strength. If that fails too, download the base again."
+            sentence = f"Could not render the image: it contains NaN or infinity. Likely cause: {cause}."
             raise BaseModelError("base.not_finite", sentence, remedy)
         return decode(self.vae, latents, tiling=self.device.type != "cpu")
 

@@ -155,7 +155,7 @@ class RenderService:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            full = oom_error(error, "draw the image")
+            full = oom_error(error, "render the image")
         # After the except block: until then the traceback's frames keep everything that the failed work allocated.
         self.free()
         raise RunError("render.memory", full.sentence, f"Choose a smaller size, or: {full.remedy}")

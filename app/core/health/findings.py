@@ -46,7 +46,7 @@ APP_RULES: Mapping[str, Rule] = {
     ),
     "folder.unbalanced": Rule(
         "warning",
-        "{images} in folders that are shown far less often than another folder.",
+        "{images} in folders that are trained on far less often than others.",
         "Increase the repeats of these folders so that all are learned equally.",
     ),
 }

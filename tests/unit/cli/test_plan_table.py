@@ -168,14 +168,14 @@ RUN = {"worst": Excess(0.1, GIB), "runs": 3}
 @pytest.mark.parametrize(
     ("correction", "why"),
     [
-        (Correction(), "Margin: 563 MiB stay free because forecasts can be off (no run has finished here yet)."),
+        (Correction(), "Margin: 563 MiB stays free because forecasts can be off (no run has finished here yet)."),
         (Correction(runs=5), "(5 runs finished here within their forecasts)"),
-        (Correction(**RUN), "Margin: 1.0 GiB stay free because forecasts can be off (a finished run took 1.0 GiB more"),
-        (Correction(worst=Excess(0.5, 5 * GIB)), "Margin: 1.5 GiB stay free because forecasts can be off"),
+        (Correction(**RUN), "Margin: 1.0 GiB stays free because forecasts can be off (a finished run took 1.0 GiB more"),
+        (Correction(worst=Excess(0.5, 5 * GIB)), "Margin: 1.5 GiB stays free because forecasts can be off"),
         (Correction(worst=Excess(0.5, 5 * GIB)), "(a finished run took 5.0 GiB more than forecast; 15 % is the limit)"),
         (
             Correction(shortage=Excess(0.2, GIB)),
-            "Margin: 2.0 GiB stay free because forecasts can be off (a run ran out",
+            "Margin: 2.0 GiB stays free because forecasts can be off (a run ran out",
         ),
     ],
 )

@@ -70,11 +70,11 @@ def test_a_shortage_names_who_holds_the_memory(monkeypatch: pytest.MonkeyPatch) 
         gpu.GpuProcess(9, "chrome.exe", None),
     )
     monkeypatch.setattr(gpu, "list_gpus", lambda: [card(7.9), card(0.1, uses=uses)])
-    with pytest.raises(ImpastoError) as full, gpu_guard("draw the image"):
+    with pytest.raises(ImpastoError) as full, gpu_guard("render the image"):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
     assert (full.value.code, full.value.exit_code) == ("memory.full", 2)
     assert full.value.sentence == (
-        f"Could not draw the image: {card(0.1).name} does not have enough free memory "
+        f"Could not render the image: {card(0.1).name} does not have enough free memory "
         "(102 MiB of 8.0 GiB free, 1.5 GiB more requested)."
     )
     assert full.value.remedy == "Close other programs that use the GPU (blender 5.0 GiB, chrome.exe), then try again."
