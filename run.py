@@ -315,7 +315,7 @@ def add_extras(extras: Sequence[str]) -> None:
     stamp = read_stamp()
     all_extras = sorted({*stamp["extras"], *extras})
     begin_log([])
-    pip(f"installing what {', '.join(extras)} needs", ["--constraint", str(PINS), *requirements(all_extras)])
+    pip(f"installing dependencies for {', '.join(extras)}", ["--constraint", str(PINS), *requirements(all_extras)])
     write_stamp({**stamp, "requirements": requirements(all_extras), "extras": all_extras})
 
 

@@ -367,4 +367,4 @@ def once(action: Callable[[], None]) -> Callable[[], None]:
 
 def _say_tracing(*, as_json: bool) -> None:
     if not as_json:
-        note("Computing new settings (up to half a minute, once)…")
+        note("Computing new settings (only once, up to half a minute)…")

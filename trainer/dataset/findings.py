@@ -153,7 +153,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "caption.orphan": Rule(
         "info",
-        "{files} that could be captions, with no image of that name.",
+        "{files} that could be captions but match no image's name.",
         "Rename them if they belong to an image, or remove them.",
     ),
     "metadata.orphan": Rule(
@@ -173,7 +173,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "mask.orphan": Rule(
         "warning",
-        "{files} that look like masks, with no image of that name.",
+        "{files} that look like masks but match no image's name.",
         "Rename the mask to NAME-masklabel.png, with the name of its image, or remove it.",
     ),
     "mask.unused": Rule(

@@ -270,7 +270,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image, np.float32)
     largest = 1.0 if image.mode == "F" else 65535.0
     if not (values.size and np.isfinite(values).all() and values.min() >= 0.0 and values.max() <= largest):
-        raise ValueError(f"its brightness values are not within 0 to {largest:g}")
+        raise ValueError(f"its brightness values are not between 0 and {largest:g}")
     gray = Image.fromarray(np.rint(values * np.float32(255.0 / largest)).astype(np.uint8))
     key = image.info.get("transparency")
     if key is not None:

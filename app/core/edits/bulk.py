@@ -310,7 +310,7 @@ def exclude_others(images: Iterable[LibraryImage], kept: Collection[int]) -> Edi
     """Exclude all images except `kept`, such as those that a filter shows; images in `kept` do not change."""
     kept = frozenset(kept)
     edit = exclude((one for one in images if one.id not in kept), True)
-    return Edit(f"Train only what is shown: {edit.name.lower()}", edit.changes)
+    return Edit(f"Train only on the images shown: {edit.name.lower()}", edit.changes)
 
 
 def mark_folder(folder: Folder, **facts: str | int | bool | None) -> Edit:

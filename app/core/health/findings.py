@@ -42,7 +42,7 @@ APP_RULES: Mapping[str, Rule] = {
     "tag.rare": Rule(
         "info",
         "{images} with a tag that no other image has.",
-        "Look for other spellings: a tag that appears once is hardly learned.",
+        "Look for other spellings: a tag that appears only once is barely learned.",
     ),
     "folder.unbalanced": Rule(
         "warning",

@@ -454,9 +454,11 @@ class Health:
             case "picture.excluded":
                 return "Include them", lambda: exclude(affected(), False)
             case "duplicate.exact":
-                return "Keep the best of each", lambda: fixes.keep_best(self._images(self._contents.groups()))
+                return "Keep the best image of each group", lambda: fixes.keep_best(
+                    self._images(self._contents.groups())
+                )
             case "duplicate.near":
-                return "Keep the best of each", lambda: fixes.keep_best(self._images(self._near_groups()))
+                return "Keep the best image of each group", lambda: fixes.keep_best(self._images(self._near_groups()))
             case "trigger.absent":
                 return "Put the trigger word first", lambda: fixes.put_trigger_first(affected(), self.target.lines)
             case "tag.one_letter":

@@ -156,7 +156,7 @@ def report_on(run: RunDirectory, remarks: Iterable[str]) -> str:
         "",
         "--- job.toml",
         _text(run.job),
-        "--- the end of console.log",
+        "--- last lines of console.log",
         *_end_of(run.console),
     ]
     return without_home(without_secrets_inside("\n".join(parts).rstrip() + "\n"), Path.home())

@@ -94,7 +94,7 @@ class MachinePanel(QWidget):
     def _on_machine_facts(self, found: MachineFacts) -> None:
         self._show_gpus(found)
         if found.free is not None:
-            words = self.tr("{free} free for models and runs, on the disk with {folder}.")
+            words = self.tr("{free} free for models and runs on the disk that contains {folder}.")
             enough = found.free >= _ENOUGH_BYTES
             more = "" if enough else self.tr(" SDXL bases and checkpoints take several gigabytes: free up some space.")
             self.disk.say(

@@ -85,7 +85,7 @@ ACTIONS = (
     Action("pictures.pick", _NOOP("Action", "Include in training"), "pictures", "pick", ("P",), _CHOSEN, icon="pick"),
     Action(
         "pictures.only_shown",
-        _NOOP("Action", "Train only what is shown"),
+        _NOOP("Action", "Train only on the images shown"),
         "pictures",
         "train_only_shown",
         enabled="has_hidden",

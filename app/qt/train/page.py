@@ -359,7 +359,7 @@ class TrainPage(Page):
         if shown and hidden:
             words = self.tr("The filter hides %Ln image(s), but they will be trained too.", "", hidden)
             self.notified.emit(
-                words, "info", (self.tr("Train only the images shown"), partial(self._exclude_all_but, shown))
+                words, "info", (self.tr("Train only on the images shown"), partial(self._exclude_all_but, shown))
             )
 
     def _exclude_all_but(self, shown: frozenset[int]) -> None:

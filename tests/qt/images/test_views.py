@@ -168,7 +168,7 @@ def test_training_only_what_is_shown_is_one_edit(qtbot: QtBot, views: ImageViews
     assert views.has_hidden()
     views.train_only_shown()
     assert sum(not one.excluded for one in session.library.images.values()) == 7
-    assert session.history.undo_name == f"Train only what is shown: exclude {COUNT - 7} images"
+    assert session.history.undo_name == f"Train only on the images shown: exclude {COUNT - 7} images"
     session.history.undo()
     assert not any(one.excluded for one in session.library.images.values())
 

@@ -170,7 +170,10 @@ RUN = {"worst": Excess(0.1, GIB), "runs": 3}
     [
         (Correction(), "Margin: 563 MiB stays free because forecasts can be off (no run has finished here yet)."),
         (Correction(runs=5), "(5 runs finished here within their forecasts)"),
-        (Correction(**RUN), "Margin: 1.0 GiB stays free because forecasts can be off (a finished run took 1.0 GiB more"),
+        (
+            Correction(**RUN),
+            "Margin: 1.0 GiB stays free because forecasts can be off (a finished run took 1.0 GiB more",
+        ),
         (Correction(worst=Excess(0.5, 5 * GIB)), "Margin: 1.5 GiB stays free because forecasts can be off"),
         (Correction(worst=Excess(0.5, 5 * GIB)), "(a finished run took 5.0 GiB more than forecast; 15 % is the limit)"),
         (

@@ -248,7 +248,7 @@ def workload_without_base(
     step = recipe.images.bucket_step
     side = (recipe.resolution or 0) // step * step
     if not side:
-        raise ValueError("the recipe's resolution has to be resolved before its memory is asked for")
+        raise ValueError("resolve the recipe's resolution before estimating its memory")
     return Workload(
         family=family,
         unet_config=configs["unet"],

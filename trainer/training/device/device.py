@@ -165,5 +165,5 @@ def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtyp
                 "job.attention",
                 f'Could not use fit.attention = "{choice}": it has no kernel on {device} for '
                 f"{str(dtype).removeprefix('torch.')}.",
-                "Remove fit.attention to use one that works here.",
+                "Remove fit.attention, so that Impasto chooses an attention kernel that works here.",
             ) from error

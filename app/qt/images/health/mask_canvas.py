@@ -63,7 +63,9 @@ class MaskCanvas(ZoomArea):
         self.setCursor(Qt.CursorShape.CrossCursor)
         self.setAccessibleName(self.tr("Mask"))
         self.setAccessibleDescription(
-            self.tr("Arrow keys move the brush, with Shift they paint; Space paints where the brush is")
+            self.tr(
+                "Arrow keys move the brush; hold Shift to paint while moving, or press Space to paint at its position"
+            )
         )
 
     def show_mask(self, mask: Mask | None) -> None:

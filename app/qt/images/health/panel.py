@@ -75,7 +75,7 @@ class ChartsView(QWidget):
         self.choice = ComboBox()
         self.buckets = BarChart(self.tr("Buckets"))
         self.sizes = SizeMap(self.tr("Widths and heights"))
-        self.lengths = ColumnChart(self.tr("Lengths of captions in tokens"))
+        self.lengths = ColumnChart(self.tr("Caption lengths in tokens"))
         self.tags = BarChart(self.tr("Most frequent tags"))
         self.note = QLabel()
         self.stack = QStackedWidget()

@@ -395,7 +395,7 @@ class ForecastPanel(QWidget):
     def _state_words(self) -> str:
         return {
             "reading": self.tr("Reading the images…"),
-            "tracing": self.tr("Computing new settings (up to half a minute, once)…"),
+            "tracing": self.tr("Computing new settings (only once, up to half a minute)…"),
             "asked": self.tr("Forecasting…"),
         }.get(self.forecaster.state, "")
 

@@ -108,7 +108,7 @@ def test_enter_shows_the_pictures_of_the_row_that_keys_reached(qtbot, session, p
 
 def test_the_button_mends_and_undo_brings_it_back(qtbot, session, panel):
     choose(qtbot, panel, "duplicate.exact")
-    assert panel.fix_button.text() == "Keep the best of each"
+    assert panel.fix_button.text() == "Keep the best image of each group"
     with qtbot.waitSignal(panel.message_shown) as said:
         qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
     assert said.args == ["Exclude 1 image"]
@@ -250,7 +250,7 @@ def test_a_caption_without_a_picture_is_named_and_a_click_filters_nothing(qtbot,
     session.datasets.refresh(whole=True)
     qtbot.waitUntil(lambda: "caption.orphan" in codes(session.health))
     choose(qtbot, panel, "caption.orphan")
-    assert panel.list.finding.sentence.endswith("with no image of that name: lost.txt.")
+    assert panel.list.finding.sentence.endswith("but match no image's name: lost.txt.")
     assert panel.list.currentIndex().data(Qt.ItemDataRole.ToolTipRole).startswith(str(folder / "lost.txt"))
     assert panel.remedy.text().startswith("Rename them if they belong") and panel.remedy.isVisible()
     assert len(session.view.ids) == 7

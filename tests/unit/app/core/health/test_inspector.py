@@ -291,7 +291,7 @@ def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, f
     orphans = {"caption.orphan": ["a.txt", "b.txt", "c.txt", "d.txt"], "mask.orphan": ["a-masklabel.png"]}
     assert watched.found() == orphans == watched.of_trainer()
     sentences = {one.code: one.sentence for one in watched.health.current_findings}
-    assert sentences["caption.orphan"].endswith("with no image of that name: a.txt, b.txt, c.txt and 1 more.")
+    assert sentences["caption.orphan"].endswith("but match no image's name: a.txt, b.txt, c.txt and 1 more.")
     assert "caption.orphan" not in "".join(watched.health.images_by_finding())
     for stem in ("a", "b", "c"):
         save(inside / f"{stem}.png", color=f"#{stem}0{stem}")
