@@ -1,4 +1,4 @@
-"""Determine the current state of a GPU or the CPU, on which a forecast depends. Needs no torch."""
+"""Determine the current state of a GPU or the CPU, on which a forecast depends. Does not require torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DeviceState:
 
     @property
     def outside(self) -> int:
-        """Return the process's bytes outside the allocator, learned from finished runs or else from the table."""
+        """Return the bytes that this process uses outside the allocator, as learned from finished runs or tabulated."""
         learned = self.correction.context_bytes
         return self.overheads.context_bytes if learned is None else learned
 
@@ -82,7 +82,7 @@ class DeviceState:
         )
 
     def to_free(self, missing: int) -> int:
-        """Return the bytes to free to raise the budget by ``missing``: more than that, because the margin grows too."""
+        """Return how many bytes to free to raise the budget by ``missing``: more, because the margin grows as well."""
         wanted = self.budget + missing
         low, high = missing, 2 * (self.outside + wanted) + self.margin
         while low < high:
@@ -94,7 +94,7 @@ class DeviceState:
         return low
 
     def workspace_bytes(self, storage: Storage) -> int:
-        """Return the size of a workspace in bytes: cuBLAS's as configured, cuDNN's as a share of its operands."""
+        """Return the bytes of a workspace: as configured for cuBLAS, and a share of the operands' bytes for cuDNN."""
         if storage.module.startswith("cublas"):
             return self.overheads.cublas_workspace_bytes
         return int(storage.bytes * self.overheads.cudnn_workspace_share)

@@ -1,4 +1,4 @@
-"""Look up specs and overheads of GPUs by name, by memory size, or in this machine. Needs no torch."""
+"""Look up specs and overheads of GPUs by name, by memory size, or in this machine. Does not require torch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GpuSpec:
     bandwidth: float
     """Memory bandwidth in bytes per second."""
     windows_share: float
-    """Share of memory that driver and desktop use on Windows before any program starts; 0 without a screen."""
+    """Share of memory that the driver and desktop use on Windows before any program starts; 0 without a screen."""
     source: str
     """Sources of the figures."""
     unsure: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
 
 
 def _named(words: Iterable[str]) -> list[GpuSpec]:
-    """Return the GPUs whose name is the longest one contained in the given words, one per memory size."""
+    """Return the GPUs with the longest name that the given words contain: one GPU per memory size."""
     given = set(words)
     found = [(len(own), card) for card in known_gpus() if (own := set(_words_of(card))) <= given <= own | _NOISE]
     longest = max((length for length, _ in found), default=0)
@@ -212,11 +212,11 @@ class Overheads:
     context_bytes: int
     """Memory of one process's CUDA context and libraries, outside PyTorch's allocator."""
     desktop_bytes: int
-    """Memory of driver and desktop before any program starts; used if the GPU's free memory cannot be queried."""
+    """Memory that the driver and desktop use before any program starts, for GPUs whose free memory is unknown."""
     cublas_workspace_bytes: int
     """Size of a cuBLAS workspace; the forward thread and autograd's thread each allocate one at their first GEMM."""
     cudnn_workspace_share: float
-    """Size of a convolution's cuDNN workspace as a share of input, output and weight together."""
+    """Size of a convolution's cuDNN workspace as a share of the combined bytes of input, output and weight."""
     sources: Mapping[str, str]
     """Source of each figure, by field."""
 

@@ -1,4 +1,4 @@
-"""Estimate seconds from a trace's work, a device's rates and the CPU's launch rate."""
+"""Estimate how long a trace takes from its work, the device's rates and the CPU's launch rate."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rate_of(gpu: GpuSpec, system: str) -> DeviceSpeed:
 
 
 def _dense_rates(gpu: GpuSpec, kind: str) -> dict[str, float]:
-    """Return TFLOP/s by dtype; by default PyTorch uses TF32 for fp32 convolutions but not for matrix products."""
+    """Return TFLOP/s by dtype; PyTorch's default is TF32 for fp32 convolutions but not for fp32 matrix products."""
     single = gpu.tflops["tf32" if kind == "conv" else "float32"]
     half = gpu.tflops["float16"]
     # Without hardware support bf16 is widened to fp32; 8- and 4-bit weights are multiplied in a 16-bit dtype.

@@ -1,4 +1,4 @@
-"""Estimate how much a run encodes before its first step and in later cache shards. Needs no torch."""
+"""Estimate how much a run encodes before its first step and in later cache shards. Does not require torch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LaterShards:
     shards: int = 0
     """Number of later shards."""
     images: int = 0
-    """Number of images encoded in all of them."""
+    """Total number of images encoded in the later shards."""
     texts: int = 0
-    """Number of texts encoded in all of them."""
+    """Total number of texts encoded in the later shards."""
     epochs_per_shard: int = 0
     """Number of epochs in one shard."""
     limited: Literal["disk", "listing"] = "disk"
@@ -53,8 +53,8 @@ def first_shard(
     """Return how many images and texts of a resolved job are encoded before the first step.
 
     Random crops, flips and captions may differ every time an image is shown. The contents of the first shard are listed
-    or, if there are too many, extrapolated from some images and the first epochs. ``samples`` and ``texts`` are needed
-    in addition for validation and previews. Items that are ``cached`` are not encoded again.
+    or, if there are too many, extrapolated from some images and the first epochs. ``samples`` and ``texts`` are the
+    additional ones that validation and previews need. Items that are already ``cached`` do not count.
     """
     if not (shown := samples_per_epoch(images)):
         return 0, 0
@@ -86,9 +86,9 @@ def later_shards(
 ) -> LaterShards:
     """Return a resolved job's later shards; ``text_configs`` belong to the encoders whose texts are cached.
 
-    Nothing is listed if all samples of the run would fit even if no two were equal, as in most runs. Otherwise the
-    second epoch shows how much is new in each epoch, which is an estimate because random choices may repeat. The first
-    epoch after the first shard shows how much of that is already ``cached``.
+    In most runs, all samples would fit into the first shard even if no two were equal; then no samples are listed.
+    Otherwise, the number of new items per epoch is estimated from the second epoch (random choices may repeat), and
+    the share that is already ``cached`` from the first epoch after the first shard.
     """
     recipe, shown, configs = job.recipe, samples_per_epoch(images), tuple(text_configs)
     if not shown:
@@ -171,7 +171,7 @@ def _new_in(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> 
 
 
 def _extrapolate(sizes: Sequence[int], epochs: int) -> float:
-    """Extrapolate the totals of the first epochs to all, at the growth rate of the second half of ``sizes``."""
+    """Return the total after all epochs, extrapolated from the totals after each of the first ones (``sizes``)."""
     half = len(sizes) // 2
     rate = (sizes[-1] - sizes[half - 1]) / (len(sizes) - half) if half else 0.0
     return sizes[-1] + rate * (epochs - len(sizes))
@@ -182,5 +182,5 @@ def _count_missing(things: Iterable[T], has: Callable[[T], bool]) -> int:
 
 
 def _missing_share(things: Collection[T], has: Callable[[T], bool]) -> float:
-    """Return the share of items that are missing."""
+    """Return the share of items for which ``has`` returns False; 0 if there are no items."""
     return _count_missing(things, has) / len(things) if things else 0.0

@@ -45,12 +45,12 @@ from trainer.protocol.records import to_record
 K = TypeVar("K")
 V = TypeVar("V")
 Join = Literal["replace", "extend", "highest"]
-"""How to combine a phase with its earlier occurrences: replace, extend, or keep the one that reserves the most."""
+"""What to do with a phase's earlier result: replace it, extend it, or keep whichever reserves more."""
 TraceGroups = tuple[tuple[int, ...], ...]
-"""Identities (id()) of the traces replayed so far, by group; runs with the same ones share their result."""
+"""Identities (id()) of the traces replayed so far, by group; runs that replayed the same traces share a result."""
 
 GROUPS_TO_TRAINING = 3
-"""Number of trace groups up to training: loading, work before the first step, and training."""
+"""Number of trace groups up to and including training: loading, work before the first step, training."""
 SAMPLES = 200
 LARGEST_PARTS = 6
 # Number of simulations to keep, at some megabytes each: enough for one or two plans.
@@ -66,7 +66,7 @@ TRACE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclass
 class Simulation:
-    """Run that is replayed on one simulated allocator, phase by phase, until it ends or memory runs out."""
+    """Simulation of a run, replayed phase by phase on one allocator until the run ends or memory runs out."""
 
     device_state: DeviceState
     capacity: int | None
@@ -75,7 +75,7 @@ class Simulation:
     phases: dict[ForecastPhase, Replayed] = field(default_factory=dict)
     """Replayed phases; for a repeated phase, the occurrence that reserves the most memory."""
     round_retries: tuple[int, ...] = ()
-    """Number of times that all cached memory was returned to make room, by trace in the last round of training."""
+    """For each trace in the last round of training, how often all cached memory was returned to make room."""
     failure: Failure | None = None
     failed_in: ForecastPhase | None = None
 
@@ -86,7 +86,7 @@ class Simulation:
     def play(self, phase: ForecastPhase, traces: Iterable[MemoryTrace], *, join: Join = "replace") -> bool:
         """Replay traces as a phase; return False if memory ran out, now or earlier.
 
-        Cached memory is returned to the driver at the same points as in a run; otherwise it stays cached.
+        Cached memory is returned to the driver at the points at which a real run does so.
         """
         former = self.phases.get(phase)
         played: list[SimulatedTrace] = list(former.played) if former and join == "extend" else []
@@ -116,12 +116,12 @@ class Simulation:
 
     @property
     def unlimited(self) -> bool:
-        """Return whether the limit made no difference."""
+        """Return whether the simulation never reached its memory limit."""
         return self.allocator.refused is None
 
     @property
     def oom_result(self) -> OomResult | None:
-        """Return the effect of the limit and the range of limits with the same effect; None if it had no effect."""
+        """Return the effect of the memory limit and all limits with the same effect; None if it had no effect."""
         if self.allocator.refused is None:
             return None
         return OomResult(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
@@ -150,7 +150,7 @@ class BudgetCheck(NamedTuple):
 
 
 class RunSimulator:
-    """Simulator of whole runs on a GPU that replays work shared between runs only once.
+    """Simulator of whole runs on a GPU; work that several runs share is replayed only once.
 
     A plan compares dozens of fits, most of which differ only in training: loading and caching are replayed once.
     Results depend on the GPU only through its workspace sizes and allocator settings, so similar GPUs share them too.
@@ -167,7 +167,7 @@ class RunSimulator:
         self._oom_results: dict[str, tuple[OomResult, ...]] = {}
 
     def check_budget(self, schedule: RunSchedule, capacity: int) -> BudgetCheck:
-        """Check a run against a limit of ``capacity`` bytes; replay it only if the limit may make a difference."""
+        """Return what a limit of ``capacity`` bytes does to a run, which is replayed only if the limit may matter."""
         key = self.key(schedule)
         known = self._known_outcome(key, schedule, brief=True)
         # An expandable segment asks for more than it takes if it starts in free memory. So a limit can refuse a request
@@ -186,7 +186,7 @@ class RunSimulator:
         return BudgetCheck(oom_result.failed_in, retry_seconds(schedule, oom_result.retries))
 
     def unlimited_result(self, schedule: RunSchedule, *, brief: bool) -> ForecastResult:
-        """Return the result of every phase without a memory limit; new results are saved to disk."""
+        """Return the forecasts of all phases without a memory limit; new results are saved to disk."""
         key = self.key(schedule)
         outcome = self._known_outcome(key, schedule, brief=brief)
         if outcome is None:
@@ -195,7 +195,7 @@ class RunSimulator:
         return outcome
 
     def key(self, schedule: RunSchedule) -> str:
-        """Return the cache key of a forecast result."""
+        """Return the key under which the results of a run on this GPU are stored."""
         overheads = self.device_state.overheads
         workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
         return schedule.key(RULES, to_record(self.device_state.allocator), workspaces)
@@ -233,8 +233,8 @@ class RunSimulator:
     def simulate(self, schedule: RunSchedule, capacity: int | None, *, chapters: int | None = None) -> Simulation:
         """Simulate the run to its end, or until ``capacity`` bytes are not enough.
 
-        With ``chapters``, only that many groups of traces are replayed. The result is shared, so do not replay
-        anything else on it.
+        With ``chapters``, only that many groups of traces are replayed. The returned simulation is shared, so callers
+        must not replay anything else on it.
         """
         simulation = Simulation(self.device_state, capacity)
         read: TraceGroups = ()
@@ -253,7 +253,7 @@ class RunSimulator:
         return simulation
 
     def _known(self, capacity: int | None, chapters: TraceGroups) -> Simulation | None:
-        """Return a known result for this limit, or an unlimited one that stayed within it; None if there is neither."""
+        """Return a stored simulation with this limit, or an unlimited one that stayed within the limit; else None."""
         free, _ = self._played.get((None, chapters), (None, ()))
         if free is not None and (capacity is None or free.allocator.admitted <= capacity):
             return free
@@ -271,8 +271,8 @@ def _remember(kept: dict[K, V], key: K, value: V) -> None:
 def _trace_groups(schedule: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace], Callable[[Simulation], object]]]:
     """Yield the parts of a run in order: the traces of each, and a function that replays them.
 
-    Training comes twice: the second time shows the effect of the fragmentation that validation, previews and saving
-    cause.
+    Training occurs twice: the second time shows the effect of the fragmentation caused by validation, previews and
+    saving.
     """
     before, start = schedule.before_training(), schedule.at_start()
     yield _traces(before), lambda simulation: _play_all(simulation, before)
@@ -323,7 +323,7 @@ def _record(simulation: Simulation, graphs: GraphSchedule) -> bool:
 def retry_seconds(schedule: RunSchedule, retries_by_trace: Sequence[int]) -> float:
     """Return the seconds per optimizer step spent on returning cached memory, after memory use has settled.
 
-    ``retries_by_trace`` is the number of times that happened in each trace of the last round of training.
+    ``retries_by_trace`` is how often memory was returned in each trace of the last round of training.
     """
     times = repeats(schedule.workload)
     retries = sum(retries * often for retries, often in zip(retries_by_trace, cycle(times), strict=False))
@@ -388,10 +388,10 @@ def forecast_of(
 def _between_epochs(
     schedule: RunSchedule, runs: RunSimulator, budget: int, *, brief: bool
 ) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
-    """Return the forecasts of encoding between epochs next to training, and whether that does not fit.
+    """Return the forecasts of encoding between epochs while training stays in memory, and whether that is too large.
 
-    If it does not fit, the run unloads its models while it encodes (trainer/training/recovery) and needs no more
-    memory than before the first step.
+    If it is too large, the run unloads its models while it encodes (trainer/training/recovery) and needs no more
+    memory than before the first step; then the forecasts are empty.
     """
     if not schedule.between_epochs():
         return {}, False
@@ -402,7 +402,7 @@ def _between_epochs(
 
 
 def forecast_fp32_retry(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
-    """Forecast caching if a bf16 VAE returns infinite or NaN values and is rerun in fp32; None for other VAEs.
+    """Forecast caching for a bf16 VAE that returns infinite or NaN values and is rerun in fp32; None for other dtypes.
 
     This takes as much memory as an fp32 VAE from the start: the weights are converted one by one after the memory of
     the first attempt is freed.
@@ -433,7 +433,7 @@ def forecast_on_cpu(schedule: RunSchedule, device_state: DeviceState) -> Forecas
 
 
 def _seconds(schedule: RunSchedule, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
-    """Return the seconds of each phase over the run; ``retrying`` is the seconds per step lost to retries."""
+    """Return the seconds that a run spends in each phase; ``retrying`` is the seconds lost to retries per step."""
     training = (schedule.mean_step_seconds(seconds) + retrying) * _steps(schedule)
     timed = schedule.other_seconds(seconds)
     timed["first_step"] = training / _steps(schedule)
@@ -476,7 +476,7 @@ def _step_flops(schedule: RunSchedule) -> int:
 
 
 def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
-    """Return the named high points of a phase in order of time, only the highest for each name."""
+    """Return the memory peaks of a phase in order of time; of several with the same name, only the highest."""
     points: dict[int, tuple[HighPoint, ...]] = {}
     highest: dict[str, tuple[int, Moment, HighPoint]] = {}
     for place, played in enumerate(replayed.played):
@@ -512,6 +512,6 @@ def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=8192)
 def _part(module: str) -> str:
-    """Return the UNet block, or else the model, that a module belongs to: names that users know."""
+    """Return the name, as users know it, of the UNet block or else of the model that a module belongs to."""
     block = unet_block(module)
     return f"unet.{block}" if block else module.partition(".")[0]

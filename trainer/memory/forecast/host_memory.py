@@ -1,6 +1,6 @@
 """Estimate the main memory that a phase needs for data on its way to the GPU or the disk.
 
-Needs no torch. Tests compare these sums with the memory that the functions actually use.
+Does not require torch. Tests compare these sums with the memory that the functions actually use.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def host_bytes(
 
 
 def _images_waiting(workload: Workload) -> int:
-    """Return the bytes that the encoding pipeline holds: fp32 images with masks, and unwritten latents."""
+    """Return the bytes of data waiting in the encoding pipeline: fp32 images with masks, and unwritten latents."""
     width, height = workload.buckets[0].size
     channels = 4 if workload.masks else 3
     waiting = RESULTS_WAITING * latent_bytes((width, height), masked=workload.masks)
@@ -66,7 +66,7 @@ def _images_waiting(workload: Workload) -> int:
 
 
 def _staged(traces: Iterable[MemoryTrace], dtype: str | None) -> int:
-    """Return the bytes of the largest tensor on its way to the GPU: its copy as in the file and one in ``dtype``."""
+    """Return the main memory for loading the largest tensor: one copy as in the file and one in ``dtype``."""
     kept = NUMBER_BYTES[dtype or "fp32"]
     largest = max(
         (s.bytes for s in _born(traces) if s.stage in ("load", "quantise") and s.kind != "workspace"), default=0

@@ -1,4 +1,4 @@
-"""Find the memory high points of a trace and name each by the work done and the part of the model."""
+"""Find a trace's memory high points, and name each after the work done and the part of the model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HighPoint:
     """Moment at which more memory is allocated than shortly before and after."""
 
     event: int
-    """Index of the allocation event that reached it."""
+    """Index of the allocation event that reached the high point."""
     name: str
     """Name for users, such as "backward through the last up block"."""
     module: str
@@ -84,9 +84,9 @@ class BlockCounts(NamedTuple):
 def high_points(trace: MemoryTrace) -> tuple[HighPoint, ...]:
     """Return the high points of ``trace`` in order of time, the peak included; empty if nothing is allocated.
 
-    A high point is where a span of work in one part of the model holds more memory than the spans around it. The known
-    peaks of fine-tuning are found this way: quantization, forward through the highest layer, the center, backward
-    through the highest and the lowest layer, the end of the batch.
+    A high point is the maximum of a span of work in one part of the model that uses more memory than the spans before
+    and after it. This finds the known peaks of fine-tuning: quantization, forward through the highest layer, the
+    center, backward through the highest and the lowest layer, the end of the batch.
     """
     live = _live_bytes(trace)
     spans = [_highest(trace, live, start, end, name) for start, end, name in _spans(trace)]
@@ -110,7 +110,7 @@ def _words(stage: str, module: str, blocks: BlockCounts) -> str:
 
 
 def _part(module: str, blocks: BlockCounts) -> str:
-    """Return a description of the part of the model that contains a module; blocks count in forward order."""
+    """Return a description of the part of the model that contains a module; blocks are numbered in forward order."""
     if block := _BLOCK.match(module):
         side, index = block.group(1), int(block.group(2))
         place = "last" if index == getattr(blocks, side) - 1 else _ORDINALS[index]
@@ -127,7 +127,7 @@ def _blocks_of(storages: Iterable[Storage]) -> BlockCounts:
 
 
 def _live_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
-    """Return the bytes allocated after each event relative to the start, without workspaces."""
+    """Return, for each event, the bytes allocated after it minus those at the start; workspaces are left out."""
     sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in trace.storages], dtype=np.int64)
     died = trace.events < 0
     changes = sizes[np.where(died, ~trace.events, trace.events)] if len(sizes) else np.zeros(0, np.int64)
@@ -135,7 +135,7 @@ def _live_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
 
 
 def _spans(trace: MemoryTrace) -> Iterator[tuple[int, int, str]]:
-    """Yield runs of allocations with the same name as (first event, event after the last, name)."""
+    """Yield each series of allocations with the same name as (first event, event after the last, name)."""
     blocks = _blocks_of(trace.storages)
     start, words = 0, None
     for event in np.flatnonzero(trace.events >= 0).tolist():

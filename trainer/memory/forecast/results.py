@@ -1,8 +1,8 @@
-"""Store the results of simulated runs to avoid simulating them again. Needs no torch.
+"""Store the results of simulated runs to avoid simulating them again. Does not require torch.
 
 A result depends on the traces, the rules for replaying them, and the GPU's workspace sizes. A memory limit changes
-nothing unless it is below what the run reserves. A lower limit has the same effect as every other limit that would have
-admitted and refused the same requests; its effect is stored with the range of these limits.
+nothing unless it is below what the run reserves. Limits that grant and refuse the same requests have the same effect;
+the effect is stored together with the range of these limits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.protocol.records import build, json_keys, to_record
 T = TypeVar("T")
 
 ForecastResult = tuple[PhaseForecast, ...]
-"""Forecasts of all phases with 0 seconds, either complete or without peaks and timelines (brief)."""
+"""Forecasts of all phases, with their seconds set to 0; either complete, or brief (without peaks and timelines)."""
 
 _OOM_KEY = "hindered"  # appended to a result's key for the effects of memory limits
 
@@ -45,7 +45,7 @@ class OomResult:
     beyond: int
     failed_in: ForecastPhase | None
     retries: tuple[int, ...]
-    """Number of times that all cached memory was returned to make room, by trace in the last round of training."""
+    """For each trace in the last round of training, how often all cached memory was returned to make room."""
 
     def applies_to(self, capacity: int) -> bool:
         """Return whether this result applies to a limit of ``capacity`` bytes."""
@@ -70,7 +70,7 @@ def most_reserved(outcome: ForecastResult) -> int:
 def write_outcomes(
     path: Path, outcomes: Mapping[str, ForecastResult], oom_result: Mapping[str, Sequence[OomResult]] | None = None
 ) -> None:
-    """Write results and the effects of memory limits, both by key, to one archive atomically."""
+    """Write results and effects of memory limits, each given by key, to one archive atomically."""
     entries: dict[str, Sequence[PhaseForecast] | Sequence[OomResult]] = {**outcomes}
     entries |= {f"{key}.{_OOM_KEY}": found for key, found in (oom_result or {}).items()}
     with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
@@ -114,7 +114,7 @@ class ResultStore:
 
     @classmethod
     def beside(cls, store: TraceStore) -> ResultStore:
-        """Return the store for results of the traces in ``store``, which uses the same folders."""
+        """Return a store for the results of the traces in ``store``; it uses the same folders."""
         return cls(store.outcomes, store.shipped_outcomes)
 
     def load(self, key: str, *, brief: bool) -> ForecastResult | None:
@@ -135,7 +135,7 @@ class ResultStore:
         evict(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
 
     def oom_result(self, key: str) -> tuple[OomResult, ...]:
-        """Return the known effects of memory limits under ``key``."""
+        """Return the effects of memory limits that are stored under ``key``."""
         own = self.folder / f"{key}{OOM_SUFFIX}"
         shipped = () if self.shipped is None else read_oom(self.shipped, key)
         if found := read_oom(own, key):
@@ -143,7 +143,7 @@ class ResultStore:
         return (*shipped, *found)
 
     def save_oom(self, key: str, found: OomResult) -> None:
-        """Add the effect of another memory limit; raises OSError as ``save`` does."""
+        """Store the effect of another memory limit under ``key``; raises OSError if it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}{OOM_SUFFIX}"
         others = [other for other in read_oom(path, key) if other != found]

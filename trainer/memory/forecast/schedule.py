@@ -28,9 +28,9 @@ from trainer.protocol.forecast import AT_START, BETWEEN_STEPS, DeviceSpeed, Fore
 
 Size = tuple[int, int]
 Part = tuple[Size, int]
-"""Images of one shape: (width, height) in pixels, and their number."""
+"""Images of one shape in a batch: (width, height) in pixels, and the number of images."""
 BatchComposition = tuple[Part, ...]
-"""Composition of an effective batch, in the order in which its shapes are trained on."""
+"""Contents of an effective batch: its shapes in the order in which they are trained on, with numbers of images."""
 
 # Epochs differ slightly in how leftovers are mixed; listing all epochs of a long run would take seconds.
 MOST_EPOCHS = 8
@@ -63,20 +63,20 @@ def split(batch: Iterable[Part], most: int) -> list[Part]:
 
 
 def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
-    """Yield the work of a micro-batch with only a share of the images: the same operations, but smaller."""
+    """Yield the work of a micro-batch with only ``share`` of its images: the same operations, but smaller."""
     return (replace(one, flops=round(one.flops * share), bytes=round(one.bytes * share)) for one in work)
 
 
 @dataclass(frozen=True)
 class GraphSchedule:
-    """Traces to replay, in this order, after plain steps if steps are captured as CUDA graphs."""
+    """Traces to replay, in this order, after steps without graphs, in a run that captures CUDA graphs."""
 
     held: tuple[MemoryTrace, ...]
     """Traces of storages that are never freed."""
     recorded: tuple[MemoryTrace, ...]
     """Micro-batches to replay in the graphs' private pool."""
     beside: tuple[MemoryTrace, ...]
-    """Plain steps of shapes that are not captured yet."""
+    """Steps without graphs, for shapes that are not captured yet."""
 
     @property
     def traces(self) -> tuple[MemoryTrace, ...]:
@@ -85,7 +85,7 @@ class GraphSchedule:
 
 
 def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
-    """Return the schedule for graphs of ``shapes`` different micro-batches; ``steps`` are of the bounding shapes."""
+    """Return the schedule for ``shapes`` CUDA graphs; ``steps`` are the training traces of the bounding shapes."""
     return GraphSchedule(
         held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
         recorded=tuple(_as_recorded(each.micro_more) for each in steps),
@@ -96,7 +96,7 @@ def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryT
 # Cached, because RunSimulator recognizes traces that it has replayed by their identity.
 @lru_cache(maxsize=8)
 def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
-    """Return a trace of the master weights' gradients, kept at fixed addresses, and the driver's memory.
+    """Return a trace that allocates what CUDA graphs need: gradients at fixed addresses, and driver memory.
 
     During capture, three copies of the gradients exist: the accumulated ones, the ones being captured, and the ones
     for replay. The driver's memory is included although PyTorch's allocator does not allocate it, because it has to fit
@@ -141,7 +141,7 @@ class PhaseCounts:
     previews: int = 6
     """Number of times that all preview prompts are rendered."""
     batches: tuple[tuple[BatchComposition, int], ...] = ()
-    """Count of each batch composition; if empty, batches are full and of one shape, weighted by its images."""
+    """Number of batches by composition. If empty, all batches are full and of one shape, weighted by its images."""
     later: LaterShards = NO_LATER_SHARDS
     """Cache shards that are encoded between epochs."""
 
@@ -149,7 +149,7 @@ class PhaseCounts:
 def phase_counts(
     job: Job, source: SourceFacts, images: Sequence[ImageRecord], cached: CacheKeys | None = None
 ) -> PhaseCounts:
-    """Return a frozen job's counts for its base and images; items that are ``cached`` are not encoded again."""
+    """Return the amounts of work in a frozen job; items that are already ``cached`` are not counted as encoded."""
     steps, report = job.recipe.steps or 1, job.report
     samples = measured_samples(images, job.recipe)
     prompts = report.previews.prompts
@@ -213,7 +213,10 @@ def repeats(workload: Workload) -> tuple[int, ...]:
 
 
 def training_totals(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
-    """Return memory totals of the weights, the first step and a later one in one shape: a lower bound for training."""
+    """Return the memory totals of placing the weights, a first step and a later step in one shape.
+
+    They are a lower bound for training.
+    """
     first, later = optimizer_step(workload, steps, first=True), optimizer_step(workload, steps)
     return total_in_sequence([steps.weights, *first, *later])
 
@@ -243,11 +246,11 @@ class RunSchedule:
         self._traces = traces
 
     def steps(self, bucket: Size) -> Steps[MemoryTrace]:
-        """Return the traces of training in one shape."""
+        """Return the traces of training on micro-batches of one shape."""
         return self._traces.steps(self.workload, bucket, self.workload.fit.micro_batch or 1)
 
     def step_summaries(self, bucket: Size) -> Steps[TraceSummary]:
-        """Return the summaries of training in one shape."""
+        """Return the summaries of the traces that ``steps`` returns."""
         return self._traces.step_summaries(self.workload, bucket, self.workload.fit.micro_batch or 1)
 
     def before_training(self) -> list[PhaseTraces]:
@@ -269,7 +272,7 @@ class RunSchedule:
         return [PhaseTraces(phase, self.traces(phase)) for phase in BETWEEN_STEPS]
 
     def prefetch_requests(self) -> list[TraceRequest]:
-        """Return requests for all phases but training, the last one first because simulations start at the first."""
+        """Return requests for all phases but training, in reverse order because simulations start with the first."""
         return [TraceRequest(_as_traced(self.workload, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
@@ -287,7 +290,7 @@ class RunSchedule:
         }
 
     def key(self, *more: object) -> str:
-        """Return the SHA-256 (hex) of everything that a run replays, and of ``more`` that its result depends on."""
+        """Return the SHA-256 (hex) of everything that a run replays and of ``more`` values that affect its result."""
         workload, size = self.workload, self.workload.fit.micro_batch or 1
         others = [_as_traced(workload, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
         steps = [workload.key("micro", bucket, size) for bucket in bounding_buckets(workload)]
@@ -305,15 +308,15 @@ class RunSchedule:
     def round(self) -> tuple[MemoryTrace, ...]:
         """Return the traces of later optimizer steps in which every bounding shape follows every other.
 
-        One case is left out: if a full batch is one micro-batch, a batch of mixed leftovers has several, and the master
-        weights' gradients stay allocated while a smaller one is computed. That needs more memory only if the adapter
-        is larger than the memory of the missing images.
+        One case is left out: a batch of leftover images in several shapes, in a run whose full batches are a single
+        micro-batch. It has several micro-batches, and the master weights' gradients stay allocated between them. That
+        needs more memory only if the adapter is larger than the memory that the missing images would take.
         """
         order = transitions(bounding_buckets(self.workload))
         return tuple(trace for bucket in order for trace in optimizer_step(self.workload, self.steps(bucket)))
 
     def graphs(self) -> GraphSchedule | None:
-        """Return the traces that CUDA graphs add to plain steps; None for a job without graphs."""
+        """Return the traces that CUDA graphs add to a run; None for a job without graphs."""
         if not self._records:
             return None
         recorded = [self.steps(bucket) for bucket in bounding_buckets(self.workload)]
@@ -326,7 +329,7 @@ class RunSchedule:
         return self.workload.fit.cuda_graphs and self.workload.fit.device != "cpu"
 
     def _graph_shapes(self) -> int:
-        """Return the number of micro-batches that differ in shape or number of images."""
+        """Return the number of distinct micro-batches, which differ in shape or number of images."""
         most = self.workload.fit.micro_batch or 1
         shapes = {part for batch in self._batch_counts() for part in split(batch, most)}
         return len(shapes) or len(self.workload.buckets)
@@ -361,9 +364,9 @@ class RunSchedule:
         return total / sum(batch_counts.values())
 
     def _batch_counts(self) -> dict[BatchComposition, int]:
-        """Return how often each batch composition occurs; empty if they do not fit the workload's shapes.
+        """Return how often each batch composition occurs; empty if the counts do not match the workload's shapes.
 
-        The planner changes shapes and batches of a workload without counting its batches again.
+        That happens because the planner changes the shapes and batches of a workload without counting again.
         """
         shapes = {bucket.size for bucket in self.workload.buckets}
         same = all(
@@ -374,7 +377,7 @@ class RunSchedule:
         return dict(self.counts.batches) if same else {}
 
     def _by_pixels(self, seconds: Callable[[Size], float]) -> Callable[[Size], float]:
-        """Return a function that interpolates linearly in pixels between the bounding shapes."""
+        """Return ``seconds`` as a function that interpolates linearly in pixels between the bounding shapes."""
         bounds = bounding_buckets(self.workload)
         large, small = bounds[0], bounds[-1]
         known = {size: seconds(size) for size in bounds}
@@ -418,7 +421,7 @@ def _pixels(size: Size) -> int:
 
 
 def _as_traced(workload: Workload, part: TracePart) -> Workload:
-    """Return the workload without settings that do not affect a phase, so one trace serves many fits.
+    """Return the workload with settings that do not affect a phase removed, so many fits share one trace.
 
     Validation is independent of checkpointing because it has no backward.
     """

@@ -44,19 +44,19 @@ class Preference(NamedTuple):
     """Sort key of a candidate: smaller is better, the first difference decides."""
 
     quality: int
-    """Rank of the base's precision: 0 for unquantized, higher for fewer bits."""
+    """Rank of the base's precision: 0 if unquantized, higher for fewer bits."""
     time: int
     """Seconds of all training steps on a logarithmic scale in increments of 1 %."""
     changes: int
     """Number of settings that differ from their defaults."""
     drawing: int
-    """Seconds of all previews on the same scale; ranked low because they are few compared to training."""
+    """Seconds of all previews on the scale of ``time``; ranked low because previews take little time."""
     bytes: int
     """Peak bytes of tensors over all phases."""
 
 
 class CandidateEvaluator(Protocol[_Contra]):
-    """Source of facts about candidates: bounds first, exact values on request."""
+    """Provider of properties of candidates: bounds at first, exact values on request."""
 
     def preference(self, candidate: _Contra) -> Preference:
         """Return the exact preference if it is known, else a lower bound."""
@@ -71,10 +71,10 @@ class CandidateEvaluator(Protocol[_Contra]):
         """Set a function that returns the next candidates in the queue, for prefetching."""
 
     def refine(self, candidate: _Contra) -> None:
-        """Do part of the work for an exact ``preference``; may raise the bounds of other candidates."""
+        """Do part of the work that makes ``preference`` exact; this may raise the bounds of other candidates."""
 
     def fits(self, candidate: _Contra) -> bool:
-        """Return whether the candidate fits; may be slow the first time and may raise its preference."""
+        """Return whether the candidate fits; the first call may be slow and may increase its ``preference``."""
 
 
 def time_step(seconds: float) -> int:
@@ -129,18 +129,18 @@ NOTHING_KNOWN = Figures(0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Figures of the fit with one image and no checkpointing, from which bounds for other fits are computed."""
+    """Figures of the fit with one image per micro-batch and no checkpointing, from which other fits' bounds follow."""
 
     lasting: int
     """Bytes that stay allocated between steps: weights, adapter, optimizer state."""
     gradients: int
-    """Additional bytes that stay allocated from the first micro-batch of a step to its end."""
+    """Additional bytes that stay allocated from the first micro-batch of a step to the end of the step."""
     held: dict[str | None, int]
-    """Bytes saved for backward, by block."""
+    """Bytes saved for backward, by UNet block."""
     blocks: tuple[UnetBlock, ...]
     steps: Steps[TraceSummary]
     kept: dict[str | None, int] = field(default_factory=dict)
-    """Bytes saved for backward if all blocks are checkpointed (recomputation inputs), by block; empty until known."""
+    """Bytes saved for backward by UNet block if all are checkpointed (recomputation inputs); empty until known."""
     grown: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Minimum seconds of a larger micro-batch and of its forward, by micro-batch size."""
 
@@ -197,11 +197,11 @@ class Evaluator:
         )
 
     def exact(self, fit: FitConfig) -> bool:
-        """Return whether the fit's traces are known; time lost to returning cached blocks shows only in simulation."""
+        """Return whether the fit's traces are known; only a simulation shows time lost to returning cached blocks."""
         return _step_key(fit) in self._steps and self._previews_of(fit) is not None
 
     def cannot_fit(self, fit: FitConfig) -> bool:
-        """Return whether the fit is ruled out, its tensors alone exceed the budget, or it is too late to trace it."""
+        """Return whether the fit is ruled out, too large by its tensors alone, or too late to be traced."""
         if self.preference(fit).bytes > self._budget or any(rule(fit) for rule in self._ruled_out):
             return True
         late = self.past_deadline(fit)
@@ -213,7 +213,7 @@ class Evaluator:
         self.traces.set_prefetch(lambda: [*self._missing_traces(following()), *self._later()])
 
     def refine(self, fit: FitConfig) -> None:
-        """Get one more missing trace: of the anchor, or of the fit's training steps or previews."""
+        """Load or record one missing trace: of the anchor, or of the fit's training steps or previews."""
         quantize = fit.quantize or "none"
         if quantize not in self._anchors:
             self.anchor(quantize)
@@ -224,7 +224,7 @@ class Evaluator:
             self._preview_cache[_preview_key(fit)] = self._preview_figures(fit)
 
     def rule_out(self, rule: Callable[[FitConfig], bool]) -> None:
-        """Rule out fits for which ``rule`` returns True, because they share the phase that failed."""
+        """Rule out all fits for which ``rule`` returns True, because they share a phase that ran out of memory."""
         self._ruled_out.append(rule)
 
     def slowed(self, fit: FitConfig, seconds: float) -> None:
@@ -245,7 +245,7 @@ class Evaluator:
         return self._has_steps(fit) and (not self._previews or self.traces.has_phase(workload, "preview"))
 
     def estimate(self, quantize: str, checkpointing: Checkpointing, size: int) -> int:
-        """Return the minimum bytes of training, precise enough to compare fits; 0 without an anchor."""
+        """Return a lower bound for the bytes of training, precise enough to compare fits; 0 without an anchor."""
         anchor = self._anchors.get(quantize)
         return 0 if anchor is None else _least_bytes(anchor, checkpointing, size)
 
@@ -254,7 +254,7 @@ class Evaluator:
         return self._fits(fit)
 
     def anchor(self, quantize: str) -> Anchor:
-        """Return the figures for one image without checkpointing and with this quantization of the base."""
+        """Return the figures of the fit with one image, no checkpointing, and this quantization of the base."""
         if quantize not in self._anchors:
             fit = _anchored(self.workload.fit.replaced(quantize=quantize))
             steps = self._traces(fit)
@@ -275,8 +275,8 @@ class Evaluator:
     def _most_telling(self, fit: FitConfig) -> FitConfig:
         """Return the fit to trace next: the fit itself, or the fully checkpointed one if that is not traced yet.
 
-        The memory that checkpointed blocks keep for one image nearly determines the memory of every block set with any
-        number of images, so sets that are too large need no trace.
+        From the memory that checkpointed blocks keep for one image, the memory of every block set with any number of
+        images nearly follows, so block sets that are too large need no traces of their own.
         """
         saving = fit.replaced(gradient_checkpointing="full", micro_batch=1)
         if fit.gradient_checkpointing in (None, "none") or self.knows_steps(saving) or self._has_steps(fit):
@@ -284,7 +284,7 @@ class Evaluator:
         return saving
 
     def _missing_traces(self, fits: Iterable[FitConfig]) -> list[TraceRequest]:
-        """Return the next missing trace of each fit that may work, in order."""
+        """Return the next missing trace of each fit that may fit the budget, in the order of ``fits``."""
         possible = (fit for fit in fits if not self.exact(fit) and self.preference(fit).bytes <= self._budget)
         return list({request.key: request for request in map(self._next_request, possible)}.values())
 
@@ -305,7 +305,7 @@ class Evaluator:
         return self.until is not None and time.monotonic() > self.until
 
     def _changes(self, fit: FitConfig) -> int:
-        """Return how many keys differ from the defaults (no memory saving, undivided effective batch)."""
+        """Return how many keys of the fit differ from the defaults (no memory saving, undivided effective batch)."""
         plain = (OPEN_FIT.quantize, OPEN_FIT.gradient_checkpointing, OPEN_FIT.vae_tiling, OPEN_FIT.preview_offload)
         now = (fit.quantize, fit.gradient_checkpointing, fit.vae_tiling, fit.preview_offload)
         split = fit.micro_batch != self.workload.recipe.effective_batch
@@ -336,7 +336,7 @@ class Evaluator:
         return Figures(SLACK * seconds, int(SLACK * needed))
 
     def _least_seconds(self, anchor: Anchor, checkpointing: Checkpointing, fit: FitConfig) -> float:
-        """Return the minimum seconds of a fit: the anchor scaled to larger micro-batches, plus recomputed blocks."""
+        """Return the minimum seconds of training: the anchor's, scaled to larger micro-batches, plus recomputation."""
         size = fit.micro_batch or 1
         if size not in anchor.grown:
             anchor.grown[size] = self._scaled(anchor, size)
@@ -347,7 +347,7 @@ class Evaluator:
         return max(self.workload.recipe.effective_batch / size, 1.0) * micro * (self.workload.recipe.steps or 1)
 
     def _scaled(self, anchor: Anchor, size: int) -> tuple[float, float]:
-        """Return the seconds of a micro-batch and of its forward if only FLOPs grow with its size, not bytes."""
+        """Return the minimum seconds of a micro-batch and of its forward: only FLOPs grow with its size, not bytes."""
         work = [replace(item, flops=item.flops * size) for item in anchor.steps.micro_first.work]
         return self._seconds(work), self._seconds(item for item in work if item.stage == "forward")
 
@@ -361,7 +361,7 @@ class Evaluator:
         return self._preview_cache.get(_preview_key(fit)) if self._previews else NOTHING_KNOWN
 
     def _previews_bound(self, fit: FitConfig) -> Figures:
-        """Return bounds from other preview settings: tiling and offloading the UNet are slower but need less memory."""
+        """Return lower bounds for previews from other settings: tiling and offloading are slower but save memory."""
         quantize, tiling, offload = _preview_key(fit)
         seconds, needed = 0.0, 0
         for (other, tiled, away), figures in self._preview_cache.items():
@@ -389,7 +389,7 @@ def _checkpointed(block: str, checkpointing: Checkpointing) -> bool:
 
 
 def _least_bytes(anchor: Anchor, checkpointing: Checkpointing, size: int) -> int:
-    """Return the bytes allocated throughout every step, plus those that all blocks hold when backward begins."""
+    """Return a lower bound for training: bytes allocated throughout a step, plus those saved when backward begins."""
     held = sum(
         anchor.kept.get(name, 0) if name is not None and _checkpointed(name, checkpointing) else held
         for name, held in anchor.held.items()

@@ -54,13 +54,13 @@ REACHED = {"gemm": 0.8, "conv": 0.8, "attention": 0.4}
 LAUNCH = 2e-5
 MOST_RATES = 32
 _rates: dict[tuple[int | None, bool | None, tuple[Work, ...]], DeviceSpeed] = {}
-"""Rates measured in this process, by number of threads, determinism and timed work."""
+"""Rates measured in this process; the keys are number of threads, determinism and timed work."""
 
 
 def plan_on_cpu(job: Job, workload: Workload, counts: PhaseCounts, traces: TraceLibrary) -> PlanResult:
     """Return the plan of a resolved job on this computer's CPU, whose speed is measured.
 
-    This takes only seconds, because torch is loaded and the base traced only if it is smaller than the published ones.
+    This takes only seconds: torch is loaded and the base is traced only if it is smaller than the published ones.
     """
     reference = _reference(workload, traces)
     if reference is None:
@@ -79,7 +79,7 @@ def _traced(job: Job, workload: Workload, counts: PhaseCounts, traces: TraceLibr
 
 
 def _rate(job: Job, work: tuple[Work, ...]) -> DeviceSpeed:
-    """Return the CPU's rate for some work with the job's threads, measured once per process."""
+    """Return the CPU's rate for ``work`` with the job's number of threads, measured once per process."""
     import torch
 
     from trainer.training.acceleration.throughput import measure_rate
@@ -110,7 +110,7 @@ def _quick_rate(threads: int | None) -> DeviceSpeed:
 
 
 def _quickest(call: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of many calls, which other programs disturb least."""
+    """Return the seconds of the fastest of many calls, the one that other programs slowed down least."""
     best, ends = math.inf, time.perf_counter() + QUICK_SECONDS
     while time.perf_counter() < ends or math.isinf(best):
         started = time.perf_counter()
@@ -215,7 +215,7 @@ class _Estimate:
         return batch * (self._time(steps.micro_more.work, share) + again * forward) + self._time(steps.optimizer.work)
 
     def _weighed(self, seconds: Callable[[float], float]) -> float:
-        """Return the mean of ``seconds`` over the job's images, called with their pixels relative to the reference."""
+        """Return the mean over the job's images of ``seconds``, called with their pixels relative to the reference."""
         buckets = self.workload.buckets
         counts = [bucket.images for bucket in buckets]
         weights = counts if any(counts) else [1] * len(buckets)
@@ -233,12 +233,12 @@ class _Estimate:
         return [work for each in summaries for work in each.work if work.stage.startswith(stage)]
 
     def _time(self, work: Iterable[Work], share: float = 1.0) -> float:
-        """Return the corrected seconds of work in fp32 with pixels scaled by ``share``."""
+        """Return the seconds of work in fp32 with pixels scaled by ``share``, corrected by finished runs."""
         scaled = [_in_fp32(each, share) for each in work]
         return self.device_state.correction.time_factor * roofline.seconds(scaled, self.device_state.rate)
 
     def _host(self) -> dict[ForecastPhase, int]:
-        """Return the main memory of each phase without the process itself; fp32 takes twice the bytes of bf16."""
+        """Return each phase's bytes of main memory, without the process itself; fp32 takes twice the bytes of bf16."""
         micro = min(self.workload.fit.micro_batch or 1, self.workload.recipe.effective_batch)
         steps, share = self._steps, self._share(self.workload.buckets[0])
         step = total_in_sequence([steps.micro_first, steps.optimizer_first]).peak

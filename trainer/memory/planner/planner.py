@@ -27,7 +27,7 @@ SMALLER = 0.85
 # Fits evaluated at most for each alternative to the pick: alternatives are only suggestions.
 LOOKED_AT = 3
 BEFORE_TRAINING: tuple[ForecastPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
-"""Phases whose memory depends on no searched setting, except that loading depends on quantization."""
+"""Phases whose memory does not depend on the settings that are searched, except loading (on quantization)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class ReducedRecipe:
-    """Smallest change to a recipe that makes it fit, and its plan."""
+    """Smallest change that makes a recipe fit, and the plan of the changed recipe."""
 
     change: RecipeChange
     plan: Plan
@@ -54,7 +54,7 @@ class ReducedRecipe:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """Pick of a search and its alternatives, each of which may be absent."""
+    """Result of a search: the pick (the best plan) and alternatives to it, each of which may be absent."""
 
     device_state: DeviceState
     pick: Plan | None
@@ -62,9 +62,9 @@ class PlanResult:
     faster: Plan | None = None
     """Plan that is faster than the pick, but too large."""
     excess_bytes: int = 0
-    """Bytes by which ``faster`` or, without a pick, the smallest fit exceeds the budget."""
+    """Bytes by which ``faster`` exceeds the budget; without a pick, bytes by which the smallest fit does."""
     smaller: Plan | None = None
-    """Plan that leaves memory for other programs; without a pick, the smallest possible one."""
+    """Plan that leaves memory for other programs; without a pick, the plan that needs the least memory."""
     smallest: bool = False
     """Whether no fit was found that needs much less memory than the pick."""
     floor: PhaseForecast | None = None
@@ -97,17 +97,17 @@ def plan(
 ) -> PlanResult:
     """Return the plan for ``workload`` on a GPU; keys of the fit that the user has ``written`` do not change.
 
-    Fits whose simulation stays within the budget rank by: unquantized before int8 before nf4 (unless the fit allows
-    quantization), least training time, fewest changes from the defaults, least preview time, least memory. If a fit
-    stays within the budget only by returning cached blocks to the driver in every step, its training time includes
-    that; it may still be the pick, but only if no other fit is as fast without it.
+    Fits whose simulation stays within the budget are ranked by: unquantized before int8 before nf4 (unless the fit
+    allows quantization), least training time, fewest changes from the defaults, least preview time, least memory. If a
+    fit stays within the budget only by returning cached blocks to the driver in every step, its training time includes
+    the time that this takes; such a fit is picked only if no other fit is as fast.
 
-    After ``until`` (in time.monotonic() seconds) nothing more is traced, except to find one fit that works, or to find
-    that none does, before the base is quantized. With ``others``, alternatives are searched too, for which nothing is
-    traced after ``until_beside``; ``on_pick`` is called with the pick before that. If the search has to trace,
-    ``on_soon`` is called first with a fit that works and needs fewer traces: ``likely``, such as the pick of an earlier
-    plan, or the fit that saves the most memory. ``runs`` keeps simulations from earlier requests on GPUs with the same
-    workspaces.
+    After ``until`` (in time.monotonic() seconds) nothing more is traced, with one exception: before the base is
+    quantized, the search goes on until it has found a fit that works or knows that there is none. With ``others``,
+    alternatives are searched as well, but nothing is traced for them after ``until_beside``; ``on_pick`` is called with
+    the pick before this second search. If the search has to trace, ``on_soon`` is called first with a fit that works
+    and needs fewer traces: ``likely``, such as the pick of an earlier plan, or the fit that saves the most memory.
+    ``runs`` keeps simulations from earlier requests on GPUs with the same workspaces.
 
     Raises JobError if none of the GPU's memory can be used.
     """
@@ -154,7 +154,7 @@ def plan(
 
 
 class _Planning:
-    """A search and the results that it has so far."""
+    """A search for the best fit, with its results so far."""
 
     def __init__(
         self,
@@ -184,9 +184,9 @@ class _Planning:
 
     @property
     def prefetched(self) -> list[TraceRequest]:
-        """Return trace requests to prefetch: the optimizer, and the fits that save the most memory.
+        """Return requests for traces that the search will probably need: the optimizer, and fits that save much memory.
 
-        They cover two quantizations of the base, because the search needs both on a GPU that is too small for the
+        They include two quantizations of the base, because the search needs both if the GPU is too small for the
         first.
         """
         base, bucket = self.workload.fit, bounding_buckets(self.workload)[0]
@@ -211,7 +211,7 @@ class _Planning:
 
     @cached_property
     def sets(self) -> tuple[Checkpointing, ...]:
-        """Return the block sets to checkpoint; blocks are ranked by a single image without checkpointing."""
+        """Return the sets of blocks to try; blocks are ranked by the traces of one image without checkpointing."""
         if self.written.gradient_checkpointing is not None:
             return (self.written.gradient_checkpointing,)
         return nested_sets(self.evaluator.anchor(self.qualities[0]).blocks)
@@ -229,9 +229,10 @@ class _Planning:
         )
 
     def best(self, choices: Sequence[FitConfig], report: Callable[[Plan], None] | None = None) -> FitConfig | None:
-        """Return the best fit that works, or None; quantize the base further only if nothing else fits, even if late.
+        """Return the best fit that works; None if none does.
 
-        ``report`` is called with a fit that works before better ones are traced.
+        The base is quantized further only if nothing else fits, even after the deadline. ``report`` is called with a
+        fit that works before better ones are traced.
         """
         for alike in self._by_quality(choices):
             if report is not None and self._has_to_trace(alike):
@@ -250,7 +251,7 @@ class _Planning:
         return [[fit for fit in choices if fit.quantize == quantize] for quantize in self.qualities]
 
     def _first_fit_after_deadline(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
-        """Return the first fit that works among those that there was no time to evaluate; None if there is none.
+        """Return a fit that works among those skipped because time ran out (``left_out``); None if there is none.
 
         The fastest fits that lack only preview traces are tried first, because the fit that saves the most memory would
         be slow for the whole run. That fit is next: if its tensors alone exceed the budget, nearly all others are ruled
@@ -267,14 +268,14 @@ class _Planning:
         return found
 
     def report_likely(self, likely: FitConfig, report: Callable[[Plan], None]) -> bool:
-        """Report a likely fit with the user's keys if it works and is untraced; return whether it was reported."""
+        """Report ``likely`` with the user's keys if it works and had no traces yet; return whether it was reported."""
         stated = {name: value for name in SEARCHED_FIT_KEYS if (value := getattr(self.written, name)) is not None}
         fit = self.workload.fit.replaced(**{name: getattr(likely, name) for name in SEARCHED_FIT_KEYS} | stated)
         fit = fit.replaced(micro_batch=min(fit.micro_batch or 1, self.workload.recipe.effective_batch or 1))
         return not self.evaluator.is_traced(fit) and self._report(fit, report)
 
     def _report(self, fit: FitConfig, report: Callable[[Plan], None]) -> bool:
-        """Report a fit if it works; return whether it works."""
+        """Call ``report`` with the plan of a fit if the fit works; return whether it does."""
         if self.evaluator.cannot_fit(fit) or not self._fits(fit):
             return False
         report(self.plan_of(fit, brief=False))
@@ -301,13 +302,13 @@ class _Planning:
         return None
 
     def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
-        """Return fits of the same precision that are or may be faster than the pick; the search has ruled them out."""
+        """Return fits of the same precision that are or may be faster than the pick; the search has rejected them."""
         time = self.evaluator.preference(pick).time
         alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
         return [fit for fit in alike if self.evaluator.preference(fit).time < time]
 
     def _known_exactly(self, fit: FitConfig) -> bool:
-        """Evaluate a fit exactly; return False if there is no time to trace it."""
+        """Trace a fit until its preference is exact; return False if there is no time left to do so."""
         while not self.evaluator.exact(fit):
             if self.evaluator.past_deadline(fit):
                 self.evaluator.left_out = True
@@ -334,7 +335,7 @@ class _Planning:
         return None
 
     def _may_take(self, fit: FitConfig, most: int) -> bool:
-        """Return whether a fit's tensors take at most ``most`` bytes; False if there is no time to find out."""
+        """Return whether a fit's tensors take at most ``most`` bytes; False if there is no time left to trace it."""
 
         def is_within() -> bool:
             return self.evaluator.preference(fit).bytes <= most
@@ -342,7 +343,7 @@ class _Planning:
         return is_within() and self._known_exactly(fit) and is_within()
 
     def quantized(self, pick: FitConfig) -> Plan | None:
-        """Return the best fit with a quantized base if it is faster than an unquantized pick; None otherwise.
+        """Return the best fit with a quantized base if the pick is unquantized and slower; None otherwise.
 
         Dequantizing only costs time, so only fits that would also be faster than the pick without quantization are
         considered.
@@ -358,7 +359,7 @@ class _Planning:
         return self.plan_of(found)
 
     def fallbacks(self, pick: FitConfig) -> tuple[FallbackStep, ...]:
-        """Return the fallback steps from the picked fit."""
+        """Return the fallback steps that reduce the memory of the picked fit, in order."""
         looked_at = self.qualities if pick.allow_quantized else (pick.quantize or "none",)
         for quantize in looked_at:
             self.evaluator.anchor(quantize)
@@ -452,13 +453,13 @@ class _Planning:
 
 
 def _floor(forecast: Forecast, most: int) -> PhaseForecast | None:
-    """Return the largest phase that no fit makes smaller; None if no such phase needs more than ``most`` bytes."""
+    """Return the largest phase whose memory no fit reduces; None if no such phase needs more than ``most`` bytes."""
     fixed = [phase for phase in forecast.phases if phase.phase in BEFORE_TRAINING and phase.reserved > most]
     return max(fixed, key=lambda phase: phase.reserved, default=None)
 
 
 def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
-    """Return whether a fit shares a phase with an earlier fit in which that phase took more than ``most`` bytes.
+    """Return whether a fit shares its steps or previews with ``former``, in which they took more than ``most`` bytes.
 
     Memory reserved in previews includes blocks cached by training. If the steps are already too large, only memory
     allocated in previews counts against the previews.

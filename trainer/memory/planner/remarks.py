@@ -32,7 +32,7 @@ def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True)
 
 
 def _of_later_shards(later: LaterShards, forecast: Forecast) -> Iterator[Remark]:
-    """Yield a remark on how a cache above its size limit is filled; nothing if everything fits in it."""
+    """Yield a remark on the later shards that are encoded between epochs; nothing if there are none."""
     encoded = [name for name, count in (("images", later.images), ("captions", later.texts)) if count]
     if encoded:
         values = {

@@ -1,4 +1,7 @@
-"""Build plan requests for a job or a recipe on a GPU, with assumptions if files cannot be read. Needs no torch."""
+"""Build plan requests for a job or recipe on a GPU, with assumptions for files that cannot be read.
+
+Does not require torch.
+"""
 
 from __future__ import annotations
 
@@ -263,7 +266,7 @@ def _resolved(job: Job, source: _BaseFacts, device_state: DeviceState, showings:
 
 
 def _ahead(job: Job, source: _BaseFacts) -> tuple[Workload, PhaseCounts]:
-    """Return workload and counts of a job whose images are unknown, assuming square ones."""
+    """Return the workload and amounts of work of a job whose images are unknown; they are assumed to be square."""
     square = workload_without_base(source.family, job.recipe, job.fit).buckets
     workload = replace(workload_of_job(job, source, ()), buckets=square)
     return workload, replace(phase_counts(job, source, ()), images=ASSUMED_IMAGES, texts=ASSUMED_IMAGES, measured=8)

@@ -1,4 +1,4 @@
-"""Build the planner's search space (micro-batches, block sets to checkpoint, other keys) and the fallbacks."""
+"""Build the planner's search space (micro-batches, block sets to checkpoint, other keys) and its fallback steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def micro_batches(effective_batch: int) -> tuple[int, ...]:
 
 
 def nested_sets(ordered: Sequence[UnetBlock]) -> tuple[Checkpointing, ...]:
-    """Return nested block sets from none to all: each saves more memory and recomputes more than the previous one.
+    """Return nested sets of blocks to checkpoint, from none to all; each saves more memory and recomputes more.
 
     Blocks that save hardly any memory are checkpointed only in the full set.
     """
@@ -55,7 +55,7 @@ def candidates(
     quantize: Iterable[str],
     previews: bool,
 ) -> list[FitConfig]:
-    """Return every fit that keeps the user's keys; keys that are not searched stay as in ``start``."""
+    """Return every fit to consider: the user's keys do not change; keys that are not searched stay as in ``start``."""
     every: tuple[Sequence[Any], ...] = (
         tuple(quantize),
         tuple(checkpointing),
@@ -93,8 +93,8 @@ def fallbacks_below(
     """Return the fallback steps from ``fit``, each of which needs less memory; the user's keys do not change.
 
     Steps with a bit-for-bit equal result come first, then smaller micro-batches, which differ by rounding, then a
-    quantized base if the job allows it, and finally the steps for encoding. A phase takes only the steps that help it.
-    ``sets`` are nested.
+    quantized base if the job allows it, and finally the steps for encoding. A phase takes only the steps that reduce
+    its memory. ``sets`` are nested.
     """
     steps: list[FallbackStep] = []
     if previews:
@@ -123,7 +123,7 @@ def _preview_steps(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]
 def _worthwhile(
     now: Checkpointing, sets: Sequence[Checkpointing], need: Callable[[Checkpointing], int]
 ) -> Iterator[Checkpointing]:
-    """Yield larger sets that save enough compared to the previous one; the full set always comes last."""
+    """Yield the sets larger than ``now`` that save enough compared to the previous one; always include the full set."""
     least = need(now)
     for more in sets:
         if more == now or not within(now, more):
@@ -135,7 +135,7 @@ def _worthwhile(
 
 
 def _quantization_steps(now: str, need: Callable[[str], int]) -> Iterator[FallbackStep]:
-    """Yield steps to fewer bits if they save memory; in small models few weights are quantized at all."""
+    """Yield steps to fewer bits if they save memory, which they may not in small models with few quantized weights."""
     least = need(now)
     for bits in QUANTISED[QUANTISED.index(now) + 1 if now in QUANTISED else 0 :]:
         if (needed := need(bits)) < least:

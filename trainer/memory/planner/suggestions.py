@@ -1,4 +1,4 @@
-"""Suggest changes to a fit or recipe that save memory, with bytes saved and time lost."""
+"""Suggest changes to a fit or recipe that save memory, each with the bytes saved and the change in time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecipeChange:
 
 
 def reduced_recipes(workload: Workload) -> Iterator[RecipeChange]:
-    """Yield changes by increasing effect on the result: single ones first, then all with a lower resolution."""
+    """Yield single changes, then lower resolutions, then all single changes combined with a lower resolution."""
     recipe = workload.recipe
     kept: dict[str, Any] = {}
     for single in _singles(recipe):
@@ -75,7 +75,7 @@ def _singles(recipe: RecipeConfig) -> Iterator[dict[str, Any]]:
 
 
 def _sides(recipe: RecipeConfig) -> Iterator[int]:
-    """Yield lower resolutions in multiples of the bucket step."""
+    """Yield resolutions below the recipe's, rounded down to multiples of the bucket step."""
     step, side = recipe.images.bucket_step, recipe.resolution or 0
     for share in SHARES:
         lower = int(side * share) // step * step
@@ -96,7 +96,7 @@ def _scaled(workload: Workload, share: float) -> tuple[BucketUse, ...]:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Change to one key of a fit or recipe, with everything else as planned."""
+    """Change to one key of a fit or recipe; all other keys stay as planned."""
 
     key: str
     """Key in a job, such as "fit.micro_batch"."""
@@ -110,7 +110,7 @@ class Suggestion:
 def suggestions(
     workload: Workload, fit: FitConfig, device_state: DeviceState, traces: TraceLibrary
 ) -> Iterator[Suggestion]:
-    """Yield suggestions that save memory, those for the fit first; record missing traces."""
+    """Yield suggestions that save memory, those for the fit first; missing traces are recorded."""
     planned = replace(workload, fit=fit)
     now = training_figures(planned, device_state, traces)
     for key, value, other in _changed(planned):
@@ -144,7 +144,7 @@ def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
 
 
 def training_figures(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> tuple[int, float]:
-    """Return the peak bytes of training and the seconds per step; record missing traces."""
+    """Return the peak bytes of training and the seconds per step; missing traces are recorded."""
 
     def seconds(work: Iterable[Work]) -> float:
         return roofline.seconds(work, device_state.rate)
