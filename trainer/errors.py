@@ -88,7 +88,7 @@ class DatasetError(ImpastoError):
     """A dataset or one of its files cannot be used, or there is nothing to train on."""
 
     def __init__(self, code: str, sentence: str, remedy: str, values: Mapping[str, Any] | None = None) -> None:
-        """Keep the `values` that the sentence contains, so that a finding can be sent to another process."""
+        """Create an error; `values` are those that the sentence contains, as plain data for other processes."""
         super().__init__(code, sentence, remedy)
         self.values = {name: _shortened(v) if isinstance(v, str) else v for name, v in (values or {}).items()}
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as reported by their driver: free memory, and programs that use memory. Needs no torch."""
+"""NVIDIA GPUs as reported by their driver: free memory, and programs that use memory. Does not require torch."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def gpu_with_uuid(uuid: str, found: list[Gpu]) -> Gpu | None:
 
 
 def other_processes_text(gpu: Gpu, own_pid: int) -> str:
-    """Return text that names up to three other programs using GPU memory: "blender 3.2 GiB, chrome" or ""."""
+    """Return the names of up to three other programs that use GPU memory: "blender 3.2 GiB, chrome"; "" if none do."""
     others = [use for use in gpu.uses if use.pid != own_pid]
     return ", ".join(f"{use.name} {size(use.bytes)}" if use.bytes else use.name for use in others[:3])
 

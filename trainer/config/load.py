@@ -43,7 +43,7 @@ def _state_unused_masks(data: Data) -> Data:
 
 
 MIGRATIONS: dict[int, Callable[[Data], Data]] = {1: _state_unused_masks, 2: renamed}
-"""Function for each older schema that converts data to the next schema; it need not set ``schema``."""
+"""For each older schema, the function that converts job data to the next schema; it need not set ``schema``."""
 
 
 def migrate(data: Data) -> Data:
@@ -100,7 +100,7 @@ def _value(text: str) -> Any:
 
 
 def _set(data: Data, steps: list[str], value: Any) -> str | None:
-    """Set ``value`` at its key, creating missing tables; return the reason if that is not possible, or None."""
+    """Set the value at the key path ``steps``, creating missing tables; return None, or the reason for a failure."""
     place: Any = data
     for number, step in enumerate(steps[:-1]):
         if isinstance(place, dict):
@@ -199,7 +199,10 @@ def _is_parsable(link: str) -> bool:
 
 
 def _without_secrets(text: str, model: str, safe: str) -> str:
-    """Replace the base link in a job's text in any TOML notation, and the link's secrets in comments."""
+    """Return a job's text with the base link ``model``, in any TOML notation, replaced by ``safe``.
+
+    The link's secrets are replaced everywhere else too, for example in comments.
+    """
     rewritten = text.replace(model, safe)
     for name, secret in safe_link(model).secrets.items():
         if len(secret) >= _SHORTEST_SECRET:
@@ -218,7 +221,7 @@ def _protect_base(data: dict[str, Any]) -> None:
 
 
 def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = ()) -> Job:
-    """Parse TOML ``text`` as a Job; ``source`` names it in errors, and its paths are relative to ``folder``."""
+    """Parse TOML ``text`` as a Job; errors call the text ``source``, and paths in it are relative to ``folder``."""
     data = migrate(parse_toml(text, source, JOB_FILE))
     faults = apply_overrides(data, overrides)
     _protect_base(data)

@@ -27,7 +27,7 @@ def is_base_path(model: str, folder: Path) -> bool:
 
 
 def base_path_by_form(model: str) -> bool | None:
-    """Return the same as `is_base_path` without disk access; None for owner/name, which may be a folder or an id."""
+    """Return what `is_base_path` would, but without disk access; None for owner/name, which may be a path or an id."""
     if "://" in model:
         return False
     if _PATH_START.match(model) or model.lower().endswith(_MODEL_FILES) or not _HUB_ID.fullmatch(model):
@@ -44,7 +44,8 @@ def absolute(path: str, folder: Path) -> str:
 def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Path], bool] = is_base_path) -> list[str]:
     """Make every path in a job's ``data`` absolute in place; return a message for each invalid path.
 
-    Values that are not strings are left to validation. ``is_base`` lets callers avoid disk access.
+    Values that are not strings are skipped; validation reports them later. Callers that must not access the disk pass
+    their own ``is_base``.
     """
     faults = []
     for key, table, name in _places(data):
@@ -66,7 +67,7 @@ def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Pa
 
 
 def _places(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield (dotted key, table, key in the table) for every path in the data; adds output.runs if missing."""
+    """Yield (dotted key, table, key in the table) for every path in ``data``; output.runs is added if it is missing."""
     base, dataset = data.get("base"), data.get("dataset")
     if isinstance(base, dict):
         yield from ((f"base.{name}", base, name) for name in ("model", "vae", "continue_from"))

@@ -87,7 +87,10 @@ def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: ty
 
 
 def _other_name(word: str, parent: str, root: type[Section]) -> str | None:
-    """Return the key that another program calls `word`; only its last part if the key is in the table `parent`."""
+    """Return Impasto's key for a setting that another program calls `word`, or None if there is none.
+
+    A key in the table `parent` is returned without the table's name.
+    """
     existing = {re.sub(r"\[\w+\]", "", found.key) for found in fields(root)}
     where = re.sub(r"\.\d+(?=\.|$)", ".*", parent)
     keys = sorted(
@@ -123,7 +126,7 @@ def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, s
 
 
 def _place(loc: Sequence[str | int], root: type[Section]) -> _SchemaPlace:
-    """Follow pydantic's location through the schema, skipping the labels it adds for union members."""
+    """Return the place in the schema at pydantic's location ``loc``, without its labels for union members."""
     key: list[str] = []
     annotation: Any = root
     field: FieldInfo | None = None
@@ -181,7 +184,7 @@ def _bad_choice(key: str, value: Any, words: list[str]) -> str:
 
 
 def _meant(key: str, value: str, words: Sequence[str]) -> str:
-    """Return a hint for an invalid choice, from its name in other programs or its spelling; "" without one."""
+    """Return a hint for an invalid choice, based on its name in other programs or its spelling; "" if there is none."""
     near = value_called(key, value) or (None if unsupported(value) else nearest(value, words))
     if near in words:
         return f" (did you mean {near}?)"

@@ -54,7 +54,7 @@ def resolve_length(recipe: RecipeConfig, samples_per_epoch: int) -> Length:
 
 
 def length_of(steps: int, samples_per_epoch: int, effective_batch: int) -> Length:
-    """Return the length of a run of ``steps``."""
+    """Return the length of a run with ``steps`` optimizer steps, converted to epochs and images seen."""
     per_epoch = steps_per_epoch(samples_per_epoch, effective_batch)
     whole, rest = divmod(steps, per_epoch)
     return Length(steps, steps / per_epoch, whole * samples_per_epoch + min(rest * effective_batch, samples_per_epoch))
@@ -198,9 +198,9 @@ def _resolve_buckets(images: ImagesConfig, resolution: int) -> ImagesConfig:
 
 
 def choose_fit(fit: FitConfig, recipe: RecipeConfig, machine: Machine) -> FitConfig:
-    """Return the complete fit for ``recipe`` on ``machine``; keys not set get the values that use least GPU memory.
+    """Return the complete fit for ``recipe`` on ``machine``; missing values are those that use the least GPU memory.
 
-    It is the planner's starting point (trainer/memory/planner), and runs without a plan use it.
+    The planner (trainer/memory/planner) starts from this fit, and runs without a plan use it.
     """
     on_cpu = _device(fit, machine) == "cpu"
     chosen = _cpu_fit(recipe, machine) if on_cpu else _gpu_fit(machine)

@@ -123,7 +123,10 @@ def new_job_text(
 
 
 def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
-    """Return common settings: for SD 1.5 the text encoder is trained at half the learning rate, for SDXL not at all."""
+    """Return common recipe settings for a new job, with a default length for ``count`` images.
+
+    For SD 1.5 the text encoder is trained at half the learning rate, for SDXL not at all.
+    """
     recipe: dict[str, Any] = {
         "rank": 16,
         "alpha": 16.0,
@@ -182,7 +185,7 @@ def set_key_lines(section: Section, path: str) -> Iterator[str]:
 
 
 def _fit_lines(machine: Machine, expected: FitConfig | None) -> Iterator[str]:
-    """Yield comments that explain the fit and show a typical one; keys outside comments would limit the plan."""
+    """Yield comments that explain the fit and show a typical one; setting its keys would limit the planner."""
     yield from _comment(
         "How the job fits this machine ([fit]) is planned when it starts, from the memory that is free then; "
         "`python -m trainer plan job.toml` shows the plan. Keys you set under [fit] are never changed."
@@ -229,7 +232,7 @@ def _held(value: Any, key: str) -> Iterator[str]:
 
 
 def demo_job(images: Path | None = None) -> str:
-    """Return the demo job's text with the bundled base and the bundled images, or ``images``, a copy of them."""
+    """Return the demo job's text, with the bundled base and images; ``images`` is the path of a copy of the images."""
     template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
     base, place = (
         toml_value(str(asset_path("demo", "base"))),

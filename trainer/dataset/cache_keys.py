@@ -44,7 +44,7 @@ def entry_path(folder: Path, key: str) -> Path:
 
 @dataclass(frozen=True)
 class CacheKeys:
-    """Cache keys of a resolved job, with entries in ``folder``; the hashes are of its VAE and text encoders."""
+    """Cache keys of a resolved job's images and captions; their entries are in ``folder``."""
 
     folder: Path
     job: Job

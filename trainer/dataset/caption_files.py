@@ -73,7 +73,7 @@ def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
 
 
 def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Return the captions in Hugging Face's metadata.jsonl by `file_name`, and the reasons for unused lines.
+    """Return the captions in Hugging Face's metadata.jsonl by `file_name`, and the reasons why lines are not used.
 
     `file_name` is relative to the file's folder. Up to 20 reasons are listed with their lines; all valid lines are
     used. A missing file has no captions.

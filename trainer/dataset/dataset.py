@@ -197,7 +197,7 @@ def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | 
 
     "auto" holds out 5 % if there are at least 40 images, else none. Similar images (`alike`: groups of indexes) stay
     together to prevent held-out images from resembling training images. Groups are taken in the order of their smallest
-    hashes if they fit into the share: the choice depends only on contents, and a new image changes it little.
+    hashes if they fit into the share. The choice thus depends only on contents, and a new image changes it little.
     """
     if share == "auto":
         share = AUTO_SHARE if len(ids) >= _AUTO_LEAST else 0.0
@@ -224,7 +224,7 @@ def read_dataset(
 ) -> Dataset:
     """Read and check a whole dataset; an image is hashed and decoded only if it is new or has changed.
 
-    `recipe.resolution` must be resolved, since it determines the buckets. `imported` contains captions by image from
+    `recipe.resolution` must be resolved, since it determines the buckets. `imported` maps images to captions from
     another trainer's files. Unusable images are left out and reported as findings of severity "error". DatasetError is
     raised only for folders that are missing, unreadable or without images, and for damaged impasto.jsonl files.
     """

@@ -109,7 +109,10 @@ class DecoderPool:
             self._turn(decoder, asks=found is None)
 
     def _turn(self, decoder: _Decoder, *, asks: bool) -> None:
-        """Add a decoder with a large image to the queue or remove it, and let the first one in the queue decode."""
+        """Add ``decoder`` to the queue if it ``asks`` to decode a large image, else remove it; start the first one.
+
+        Only one large image is decoded at a time.
+        """
         first = self._large[0] if self._large else None
         if asks:
             decoder.deadline = inf

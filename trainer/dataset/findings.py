@@ -13,7 +13,7 @@ from trainer.errors import DatasetError
 Severity = Literal["error", "warning", "info"]
 """error: left out or wrong; warning: used, but probably not as intended; info: good to know."""
 CROP_LOSS = 0.2
-"""Share of an image's area above which its loss to cropping is reported."""
+"""Cropping that removes more than this share of an image's area is reported."""
 _NAMED = 4
 _NAMED_GROUPS = 8
 _MOST_OF_A_KIND = 20
@@ -271,7 +271,7 @@ def file_fault(code: str, path: Path, **values: Any) -> DatasetError:
 
 
 def word_marks(marks: Mapping[str, Sequence[Path]]) -> list[Finding]:
-    """Return one finding per code, with all files that have this code."""
+    """Return one finding for each code in ``marks``, with all files marked with this code."""
     return [
         Finding(code, {"count": len(paths)}, tuple(paths), RULES[code].severity)
         for code, paths in marks.items()
@@ -292,7 +292,7 @@ def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Findin
 
 
 def _which(values: Mapping[str, Any]) -> str:
-    """Return text for the images that are copies: their names, or the numbers of images and groups."""
+    """Return text that states which images are copies: their names, or the numbers of images and groups."""
     if "groups" in values:
         return f"{values['count']} images in {values['groups']} groups"
     names, rest = values["names"], values["count"] - len(values["names"])
@@ -304,7 +304,7 @@ def _which(values: Mapping[str, Any]) -> str:
 def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings with errors first, then warnings, and at most 20 per kind.
 
-    The order is independent of the order in which they were found.
+    The result does not depend on the order of ``findings``.
     """
     ordered = sorted(findings, key=lambda finding: (_ORDER[finding.severity], finding.code, finding.paths))
     kinds = [list(group) for _, group in groupby(ordered, key=lambda finding: (finding.severity, finding.code))]
@@ -312,7 +312,7 @@ def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _limited(kind: Sequence[Finding]) -> Sequence[Finding]:
-    """Return the first findings of one kind, and one finding that represents the rest and has their files."""
+    """Return the first findings of one kind, and one finding that stands for all others and lists their files."""
     shown, rest = kind[:_MOST_OF_A_KIND], kind[_MOST_OF_A_KIND:]
     if len(rest) <= 1:
         return kind

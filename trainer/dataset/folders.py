@@ -68,7 +68,7 @@ class ImageFile:
 
 @dataclass
 class Scan:
-    """Result of a scan; `marks` are the files concerned, by finding code (see findings.py)."""
+    """Result of a scan; `marks` maps the code of a finding (see findings.py) to the files concerned."""
 
     candidates: list[ImageFile] = field(default_factory=list)
     marks: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))

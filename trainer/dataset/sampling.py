@@ -94,7 +94,7 @@ def _tags(text: str, config: CaptionConfig) -> list[str]:
 
 
 def _joint(config: CaptionConfig) -> str:
-    """Return the separator followed by one space, as taggers write it."""
+    """Return the tag separator followed by one space, as in captions written by tagging programs."""
     return config.separator.strip() + " "
 
 
@@ -249,8 +249,8 @@ def batched_samples(
 ) -> list[Sequence[tuple[ImageRecord, int]]]:
     """Return the effective batches of an epoch as (image, repeat) pairs, before the other random choices.
 
-    Each bucket fills as many batches as it can; the leftovers of all buckets are put into mixed batches, bucket by
-    bucket, to get few micro-batches. Only the last mixed batch may be smaller.
+    Each bucket's samples fill as many batches as possible; the leftovers of all buckets are put into mixed batches,
+    bucket by bucket, to get few micro-batches. Only the last mixed batch may be smaller.
     """
     showings = epoch_samples(images, epoch)
     stream = generator(recipe.seed, "order", epoch=epoch)

@@ -72,13 +72,13 @@ class ImageSettings(_Line):
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Sidecar data of one folder; images are by file name in Unicode NFC, which is the same on every system."""
+    """Sidecar data of one folder. Keys of `pictures` are file names in Unicode NFC, the same on every system."""
 
     folder: FolderSettings = field(default_factory=FolderSettings)
     pictures: Mapping[str, ImageSettings] = field(default_factory=dict)
 
     def of(self, name: str) -> ImageSettings:
-        """Return the settings of the image with this file name; the defaults if it has none."""
+        """Return the settings of the image with this file name; the defaults if the sidecar does not list the image."""
         return self.pictures.get(_composed(name)) or ImageSettings(file=name)
 
     def changed_since(self, before: Sidecar, names: Iterable[str]) -> list[str]:

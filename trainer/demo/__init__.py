@@ -44,7 +44,10 @@ class SheetRow:
 
 
 def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
-    """Return a sheet of rows with prompts below, in bands of COLUMNS; the first ``inside`` are from the dataset."""
+    """Return a sheet with the rows' images and the prompts below them, in bands of up to COLUMNS prompts.
+
+    The first ``inside`` prompts are from the dataset.
+    """
     bands = []
     for first in range(0, len(prompts), COLUMNS):
         columns = slice(first, first + COLUMNS)

@@ -113,8 +113,8 @@ class PredictionTarget:
 def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] | None) -> PredictionTarget:
     """Return what a single file predicts, based on marker tensors, metadata, its .yaml, or embedded configs.
 
-    Without any of them, a base predicts noise; if its name suggests otherwise, the target is undecided. Raises
-    BaseModelError if any of them states a training process that Impasto does not support.
+    If there are none of these, the base is assumed to predict noise, unless its name suggests otherwise; then the
+    target is undecided. Raises BaseModelError for a training process that Impasto does not support.
     """
     yaml = path.with_suffix(".yaml")
     beside = tuple(_yaml_statements(yaml))
@@ -144,7 +144,7 @@ def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapp
 
 
 def _with_doubts(target: PredictionTarget, unknown: Mapping[JobKey, str]) -> PredictionTarget:
-    """Return the target, with None in fields that unknown statements make uncertain."""
+    """Return the target with the fields in ``unknown`` set to None and the reasons added to its evidence."""
     if not unknown:
         return target
     prediction = None if "prediction" in unknown else target.prediction

@@ -1,4 +1,4 @@
-"""Rewrite a LoRA file's metadata without changing its tensor data. Needs no torch."""
+"""Rewrite a LoRA file's metadata without changing its tensor data. Does not require torch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _compressed(image: Image.Image, side: int, largest: int) -> bytes:
 
 
 def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """Return a header and its length as safetensors writes them, but with metadata in a fixed (sorted) order.
+    """Return a header, preceded by its length, as safetensors writes it, but with the metadata sorted by key.
 
     `entries` are the header's tensor entries, which are written unchanged.
     """

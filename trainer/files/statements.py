@@ -41,10 +41,10 @@ _LARGEST_VALUE = 80
 
 
 class StatementRule(NamedTuple):
-    """Supported values of a statement.
+    """Type and supported values of a statement.
 
-    `settles` is the job key with which the user can override an unknown value or one of a wrong type; if it is None,
-    every unsupported value is rejected.
+    `settles` is the job key with which the user can override a value that is unknown or of the wrong type; if it is
+    None, every unsupported value is rejected.
     """
 
     kind: type
@@ -117,7 +117,7 @@ YAML: Mapping[str, StatementRule] = {
     "ztsnr": _ZERO_SNR,
     "zsnr": _ZERO_SNR,
 }
-"""Keys in the .yaml next to a single file; `scaling`, `discretization` and `sampling` are the targets' class names."""
+"""Keys in the .yaml next to a single file; for `scaling`, `discretization` and `sampling`, a class name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Statement:
 
 
 def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, StatementRule]) -> dict[JobKey, str]:
-    """Return sentences on what is unknown about a base's training process, by the job key that decides it.
+    """Return what is unknown about a base's training process: for each job key that would decide it, a sentence.
 
     Raises BaseModelError, which names `base`, for a process that Impasto does not support.
     """
@@ -166,7 +166,7 @@ def _is_supported(value: Any, rule: StatementRule) -> bool:
 
 
 def _other_process(statement: Statement, rule: StatementRule | None) -> str | None:
-    """Return the name of the process that an unsupported value stands for; None if unknown."""
+    """Return the name of the training process that an unsupported value stands for; None if it is not known."""
     if statement.key in ("use_flow_sigmas", "use_dynamic_shifting") and statement.value is True:
         return "flow matching"
     if statement.key == "predict_epsilon" and statement.value is False:

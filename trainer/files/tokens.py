@@ -76,7 +76,7 @@ def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _byte_symbols() -> Iterator[str]:
-    """Yield the printable symbol for each byte, in vocabulary order: printable bytes first."""
+    """Yield the printable character that CLIP's vocabulary uses for each byte, in its order: printable bytes first."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     yield from map(chr, printable)
     yield from (chr(256 + index) for index in range(256 - len(printable)))

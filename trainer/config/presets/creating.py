@@ -99,7 +99,7 @@ def preset_of_job(
 
 
 def stated_recipe(recipe: RecipeConfig) -> Data:
-    """Return the keys set in a recipe as JSON values; if none is set, all keys, since defaults may change."""
+    """Return the keys set in a recipe, with JSON values; if none is set, return all keys, since defaults may change."""
     stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return stated or recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
 
@@ -134,7 +134,7 @@ def create_preset(data: Data, left_out: Sequence[str] = (), not_found: Sequence[
 
 
 def revised(preset: Preset, details: Mapping[str, object]) -> Preset:
-    """Return the preset with some details replaced, after checking it like a preset file.
+    """Return the preset with ``details`` replaced, after validating the result like a preset file.
 
     Raises JobError for values that are not allowed.
     """

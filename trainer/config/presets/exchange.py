@@ -57,7 +57,8 @@ def load_preset(path: Path) -> Preset:
     """Read the preset file at ``path``.
 
     Raises JobError, whose ``problems`` list every error, for a file that is unreadable, too large, not UTF-8, not TOML,
-    too deeply nested, a job, of a newer schema, or has keys, values, texts or an image that are not allowed.
+    too deeply nested, or actually a job; for one with a newer schema; and for keys, values, texts or images that are
+    not allowed.
     """
     with noting_file(path):
         return parse_preset(read_text(path, PRESET_FILE), path.name)
@@ -85,7 +86,7 @@ def parse_preset(text: str, source: str) -> Preset:
 
 
 def _require_modest(text: str, source: str) -> None:
-    """Raise JobError for text that would take too long to parse, not counting strings and comments."""
+    """Raise JobError if ``text``, apart from strings and comments, is so long or nested that parsing takes too long."""
     syntax = _TEXT_OR_COMMENT.sub("_", text)
     if len(re.sub(r"\s+", "", syntax)) > _MOST_SYNTAX or syntax.count("=") > _MOST_KEYS:
         raise JobError("preset.large", f"{source} has more keys and values than any preset.", REMEDY)
@@ -116,7 +117,7 @@ def _too_deep(source: str) -> JobError:
 
 
 def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
-    """Raise JobError for a job, and for a preset written by a newer Impasto."""
+    """Raise JobError if the data is a job, or a preset written by a newer version of Impasto."""
     if "dataset" in data:  # checked before the schema: jobs have their own schema numbers
         raise JobError(
             "preset.job",
@@ -150,7 +151,7 @@ def preset_text(preset: Preset) -> str:
 
 
 def read_pasted(text: str, source: str) -> Preset:
-    """Parse a preset pasted from a chat, with or without ``` and with changed line endings and spaces.
+    """Parse a preset pasted from a chat, which may have added ``` or changed line endings and spaces.
 
     Raises JobError as ``load_preset`` does.
     """

@@ -62,7 +62,7 @@ _ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
 
 @dataclass
 class Conversion:
-    """The part of a recipe that the metadata contains."""
+    """Recipe values converted from a LoRA's metadata, and notes about what could not be converted."""
 
     recipe: dict[str, Any] = field(default_factory=dict)
     """Recipe values, in the form of a preset's [recipe] table."""
@@ -111,7 +111,10 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Convers
 
 
 def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, str]:
-    """Return the metadata with a dataset file's batch, bucket and caption settings under the usual keys."""
+    """Return the metadata with the batch, bucket and caption settings of `ss_datasets` added.
+
+    sd-scripts stores them there for runs with a dataset file; they are added under the keys of other runs.
+    """
     values = dict(metadata)
     datasets = _json(metadata.get("ss_datasets"))
     first = datasets[0] if isinstance(datasets, list) and datasets else None
@@ -175,7 +178,7 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
 
 
 def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
-    """Convert learning rates: each model's own, else the common one; 0 for models that are not in the file."""
+    """Convert learning rates: each model's own rate, else the common one; 0 for models that are not in the file."""
     common = _number(values.get("ss_learning_rate"))
     unet = _number(values.get("ss_unet_lr")) or common
     listed = re.findall(r"[^\[\](), ]+", values.get("ss_text_encoder_lr", ""))[:2]
@@ -189,7 +192,7 @@ def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> N
 
 
 def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
-    """Convert the optimizer by its class name, and those of its arguments that have the same meaning here."""
+    """Convert the optimizer's class name, and its arguments that have the same meaning in Impasto."""
     text = values.get("ss_optimizer")
     if text is None:
         return
@@ -283,7 +286,10 @@ def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
 
 
 def _arguments(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of "weight_decay=0.1,betas=(0.9, 0.99))"; values that are not literals stay strings."""
+    """Yield (name, value) of each argument in a text such as "weight_decay=0.1,betas=(0.9, 0.99))".
+
+    Values that are not Python literals stay strings.
+    """
     for key, value in _ARGUMENT.findall(text.removesuffix(")")[:2000]):
         try:
             yield key, ast.literal_eval(value.strip())

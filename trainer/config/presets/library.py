@@ -205,7 +205,7 @@ def _namesake(preset: Preset, shelf: PresetLibrary) -> PresetEntry | None:
 
 
 def _free_place(preset: Preset, folder: Path, shelf: PresetLibrary) -> Path:
-    """Return an unused path for a preset; renamed presets keep their file, so its first choice may be taken."""
+    """Return an unused path for a preset, numbered if a renamed preset still uses the file with this name."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
     taken = {each.path for each in shelf.presets}
     places = (folder / f"{each}.toml" for each in numbered(stem))
@@ -300,20 +300,20 @@ def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
 
 
 def stated_fit(fit: FitConfig) -> list[str]:
-    """Return the keys set in a fit, such as "fit.micro_batch = 2"."""
+    """Return the keys set in a fit with their values, as lines such as "fit.micro_batch = 2"."""
     stated = fit.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return [f"{key} = {toml_value(value)}" for key, value in flatten(stated, "fit")]
 
 
 def _beside_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the defaults and the values of the keys set in a recipe."""
+    """Return two mappings for the keys set in a recipe: their default values and their actual values."""
     stated = dict(flatten(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), path))
     defaults = dict(flatten(RecipeConfig().model_dump(mode="json", by_alias=True), path))
     return {key: defaults.get(key) for key in stated}, stated
 
 
 def _flat_preset(preset: Preset) -> Mapping[str, Any]:
-    """Return the values set in a preset by dotted key, without empty texts such as an empty negative prompt."""
+    """Return the values set in a preset by dotted key, except empty texts such as an empty negative prompt."""
     stated = flatten(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
     values = {key: value for key, value in stated if value != ""}
     if preset.preview is not None:
@@ -347,7 +347,7 @@ class Received:
     existing: PresetEntry | None
     """The preset in the library with the same name and family, if any."""
     built_in: bool
-    """Whether a built-in preset has the same name, in which case this one needs another."""
+    """Whether a built-in preset has the same name, in which case this preset must be renamed."""
     free_name: str
     """The preset's name, with a number appended if the name is taken."""
     changes: tuple[tuple[str, str, str], ...]

@@ -1,4 +1,4 @@
-"""Simulate PyTorch's CUDA caching allocator: how much memory it takes from the driver for given events.
+"""Simulate PyTorch's CUDA caching allocator to find how much memory given events make it take from the driver.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.10 to 2.13: native backend, one device, one stream,
 plus the stream on which CUDA graphs are captured. They are exact except for addresses, which the driver chooses;
@@ -37,7 +37,7 @@ LARGEST_SMALL = MIB
 """Largest block size in the small pool, in bytes (kSmallSize); the pools never share a segment."""
 SMALL_SEGMENT = 2 * MIB
 SEGMENT_OF_ITS_OWN = 10 * MIB
-"""Smallest block size that gets its own segment, rounded up to SEGMENT_STEP (kMinLargeAlloc), in bytes."""
+"""Smallest block size, in bytes, that gets its own segment, rounded up to SEGMENT_STEP (kMinLargeAlloc)."""
 SEGMENT_STEP = 2 * MIB
 OVERSIZE_SLACK = 20 * MIB
 """Maximum bytes by which an unsplittable block may exceed a request for it (max_non_split_rounding)."""
@@ -219,7 +219,7 @@ class Allocator(ExpandableBlocks):
         taken: list[int],
         levels: list[tuple[int, int]],
     ) -> tuple[int, OutOfMemory | None]:
-        """Simulate events with any settings; return their number, and the error that stopped them or None.
+        """Simulate events with any settings; return the number simulated, and the error that stopped them or None.
 
         Appends (event, bytes reserved after it) to ``levels``.
         """
@@ -396,9 +396,9 @@ class Allocator(ExpandableBlocks):
     # Free blocks
 
     def _choose(self, pool: Pool, index: int, size: int) -> int:
-        """Return the index of the free block to use if settings modify best fit; ``len(pool.free)`` for none.
+        """Return the index in ``pool.free`` of the block to use for ``size`` bytes, or ``len(pool.free)`` for none.
 
-        ``index`` is that of the best fit.
+        ``index`` is that of the best fit, which some settings replace or reject.
         """
         pool.searches += 1  # the clock by which garbage collection measures age
         free = pool.free
@@ -442,7 +442,7 @@ class Allocator(ExpandableBlocks):
         return block
 
     def _admits(self, segment: int) -> bool:
-        """Return whether the limit allows a new segment; update ``admitted`` or ``refused``.
+        """Return whether the limit allows a new segment of ``segment`` bytes; update ``admitted`` or ``refused``.
 
         PyTorch makes the same check before an expandable segment grows.
         """
@@ -461,7 +461,7 @@ class Allocator(ExpandableBlocks):
         return block
 
     def _append(self, size: int) -> int:
-        """Return the address of a new segment if there is no ``place``: after the last segment."""
+        """Return the address right after the last segment for a new one; used if no ``place`` was given."""
         self._end += size
         return self._end - size
 
@@ -472,9 +472,9 @@ class Allocator(ExpandableBlocks):
         self.reserved -= block.size
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """Release the best-fitting oversize block, or the largest ones until ``size`` bytes are released.
+        """Release the best-fitting oversize block, or else the largest ones until ``size`` bytes are released.
 
-        This applies only with max_split_size. Returns whether enough was released.
+        Returns whether enough was released; without max_split_size, nothing is released.
         """
         if self.settings.max_split_size is None or self.settings.expandable:
             return False
@@ -490,7 +490,10 @@ class Allocator(ExpandableBlocks):
         return returned >= size
 
     def _collect_garbage(self) -> None:
-        """Return the large segments unused for longer than average to the driver, until below the threshold."""
+        """Return unused large segments to the driver, longest unused first, until the threshold is not exceeded.
+
+        As in PyTorch, each round returns those unused for at least the average time.
+        """
         pool = self._large
         threshold = int(self.settings.garbage_collection_threshold * (self.settings.capacity or 0))
         unused = [block for key in pool.free if is_segment(block := self._blocks[key & ADDRESS])]
@@ -503,7 +506,7 @@ class Allocator(ExpandableBlocks):
 
 
 def _running_sum(events: NDArray[np.int32], sizes: Sequence[int], start: int) -> NDArray[np.int64]:
-    """Return, for each event, ``start`` plus the bytes added by all events up to it."""
+    """Return, for each event, ``start`` plus the net bytes allocated by all events up to and including it."""
     died = events < 0
     changes = np.array(sizes, dtype=np.int64)[np.where(died, ~events, events)]
     return start + np.cumsum(np.where(died, -changes, changes))

@@ -1,4 +1,4 @@
-"""Blocks of the simulated allocator, code to split and merge them, and the pools of free blocks."""
+"""The simulated allocator's blocks, the code that splits and merges them, and the pools of free blocks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Block:
 
 
 class Pool:
-    """Free blocks of one pool; small and large allocations never share a segment."""
+    """The free blocks of one pool: small and large allocations have separate pools, which never share a segment."""
 
     __slots__ = ("free", "least_rest", "name", "page", "searches", "unmapped")
 
@@ -83,13 +83,13 @@ class Pool:
         self.least_rest = least_rest
         """Smallest remainder, in bytes, that is split off a block."""
         self.page = page
-        """Bytes that an expandable segment maps at once."""
+        """Page size in bytes: the amount of memory that an expandable segment maps at once."""
         self.searches = 0
         self.unmapped: list[int] = []
         """Addresses of the unmapped blocks of the expandable segment, sorted."""
 
     def copy(self) -> Pool:
-        """Return a pool with the same blocks."""
+        """Return an independent copy of the pool with the same free and unmapped blocks."""
         twin = copy(self)
         twin.free, twin.unmapped = list(self.free), list(self.unmapped)
         return twin
@@ -158,7 +158,7 @@ def is_segment(block: Block) -> bool:
 
 
 def run_of_free(block: Block | None) -> int:
-    """Return the bytes of a block and the following ones up to the next block in use."""
+    """Return the total bytes of a block and its successors up to the next block in use; 0 if it is in use itself."""
     total = 0
     while block is not None and block.requested is None:
         total += block.size
@@ -181,7 +181,7 @@ class ExpandableBlocks(BlockTable):
             pool.unmapped.append(address)
 
     def _expand(self, pool: Pool, size: int) -> Block:
-        """Return a block of at least ``size`` bytes at the lowest address at which it can be mapped."""
+        """Return a block of at least ``size`` bytes at the lowest possible address, mapping pages as needed."""
         # As in PyTorch, the first place that is large enough, not the best fit. A free block there grows by mapping
         # what follows it, which is unmapped: _merge_and_file leaves no two free blocks next to each other.
         candidate = next(block for block in self._growable(pool) if run_of_free(block) >= size)

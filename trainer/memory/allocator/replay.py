@@ -16,7 +16,7 @@ from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind
 K = TypeVar("K", bound=str)
 Bytes = NDArray[np.int64]
 WorkspaceBytes = Callable[[Storage], int]
-"""Function that returns a workspace's bytes on one GPU, which are not in the trace."""
+"""Function that returns the size of a workspace in bytes on one GPU, since traces do not contain it."""
 
 
 class SurvivingStorage(NamedTuple):
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of replaying traces; if memory ran out, the last trace has only the events before that."""
+    """Result of replaying traces; if memory ran out, the last trace contains only the events before the failure."""
 
     played: tuple[SimulatedTrace, ...]
     failure: Failure | None

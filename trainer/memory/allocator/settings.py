@@ -1,4 +1,4 @@
-"""Settings of PyTorch's allocator, as given in PYTORCH_ALLOC_CONF. Needs no torch."""
+"""Settings of PyTorch's allocator, as given in PYTORCH_ALLOC_CONF. Does not require torch."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class AllocatorSettings:
     expandable: bool = False
     """Whether segments grow page by page (expandable_segments); on Windows, PyTorch warns and ignores it."""
     max_split_size: int | None = None
-    """Size in bytes at and above which blocks are never split; None if all blocks may be split."""
+    """Blocks of at least this many bytes are never split; None if all blocks may be split."""
     roundup_power2_divisions: int | tuple[int, ...] = 0
     """Number of steps between two powers of two to which requests are rounded up; 0 and 1 turn rounding off.
     A tuple has one number for sizes below 2 MiB, one below 4 MiB, and so on; the last is for all larger sizes."""
     garbage_collection_threshold: float = 0.0
-    """Share of ``capacity`` above which long-unused blocks are returned to the driver before getting new ones."""
+    """Share of ``capacity`` in use above which long-unused segments are returned before new ones are requested."""
     large_segment_size: int = LARGE_SEGMENT
-    """Bytes of segments shared by blocks of 1 to 10 MiB, and of the pages of large expandable segments."""
+    """Size in bytes of a segment shared by blocks of 1 to 10 MiB, and of a page in large expandable segments."""
 
     def divisions(self, size: int) -> int:
         """Return the number of rounding steps between two powers of two for a size of at least 1 byte."""
@@ -53,7 +53,7 @@ class AllocatorSettings:
 
 
 def settings_here(environment: Mapping[str, str] = os.environ, system: str | None = None) -> AllocatorSettings:
-    """Return the allocator settings for runs started by this process, as far as forecasts model them.
+    """Return the allocator settings that runs started by this process will use, as far as forecasts model them.
 
     Garbage collection is left out, because it only returns memory that a retry would return later anyway.
     """

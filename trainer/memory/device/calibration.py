@@ -36,8 +36,8 @@ _FACTORS = (0.2, 10.0)
 
 
 Reason = Literal["no_runs", "runs", "excess", "limit", "shortage"]
-"""Reason for a margin's size: no runs yet, runs that match their forecasts, a run that exceeded its forecast ("limit":
-by more than the margin's limit), or a run that ran out of memory."""
+"""Why a margin has its size: there are no runs yet ("no_runs"), runs matched their forecasts ("runs"), a run exceeded
+its forecast ("excess"; "limit": by more than the largest margin), or a run ran out of memory ("shortage")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Excess:
     """Largest excess of runs over their forecasts; share and bytes may be from different runs."""
 
     share: float = 0.0
-    """Excess as a share of the forecast's highest phase."""
+    """Excess as a share of the highest forecast of any phase in the run."""
     bytes: int = 0
 
     def of(self, reserved: int) -> int:
-        """Return the bytes by which a forecast of ``reserved`` bytes may be exceeded."""
+        """Return the bytes by which a run may exceed a forecast of ``reserved`` bytes, according to this excess."""
         return max(math.ceil(self.share * reserved), self.bytes)
 
 
@@ -63,7 +63,7 @@ class Margin:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Corrections to the next forecast from finished runs on one GPU and system."""
+    """Corrections to the next forecast, learned from finished runs on one GPU and system."""
 
     runs: int = 0
     """Number of runs with this PyTorch version; other runs are used for corrections, but don't reduce the margin."""
@@ -76,7 +76,7 @@ class Correction:
     shortage: Excess = Excess()
     """Largest excess of needed memory, in phases that ran out of memory."""
     damage: str | None = None
-    """Message if all or part of the file could not be read, in which case that part is ignored."""
+    """Message if all or part of the calibration file was unreadable and is ignored; None if it could be read."""
 
     def margin(self, reserved: int) -> Margin:
         """Return the margin for a forecast of ``reserved`` bytes, and the reason for its size.
@@ -116,7 +116,7 @@ def calibration_file() -> Path:
 
 
 def corrections(gpu: str, system: str, versions: Mapping[str, str]) -> Correction:
-    """Return corrections from finished runs on ``gpu`` (a name, or "cpu") and ``system``; never raises.
+    """Return corrections learned from finished runs on ``gpu`` (a name, or "cpu") and ``system``; never raises.
 
     ``versions`` is as in a run's report. Runs with another PyTorch version are used if there are none with this one.
     """
@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[list[Any], str | None]:
 
 
 def _pruned(found: list[Any]) -> list[Any]:
-    """Return the reports to keep, in order: the latest per GPU and system, and those with the largest errors."""
+    """Return the reports to keep, in their order: the latest per GPU and system, and those with the largest excess."""
     groups: dict[tuple[str, str], list[tuple[int, _Evidence]]] = defaultdict(list)
     for place, report in enumerate(found):
         piece = _evidence(report)
@@ -215,9 +215,9 @@ def _evidence(found: Any) -> _Evidence | None:
 
 
 def _excess(report: RunReport, *, ran_out: bool) -> Excess:
-    """Return the largest excess over the forecast among phases that ran out of memory (``ran_out``) or did not.
+    """Return the largest excess of a phase over its own forecast; 0 if no forecast was exceeded.
 
-    Each phase is compared with its own forecast. The share is relative to the highest phase, since an excess of 200 MiB
+    If ``ran_out``, only phases that ran out of memory are compared, else only the others. The share is relative to the highest phase, since an excess of 200 MiB
     during caption encoding says little about a phase of 10 GiB.
     """
     compared = [phase for phase in report.phases.values() if phase.forecast is not None and phase.measured is not None]
@@ -251,9 +251,9 @@ def _times(report: RunReport) -> tuple[float, float]:
 
 
 def _time_factor(evidence: Sequence[_Evidence]) -> float:
-    """Return the weighted geometric mean of the time ratios, in which the forecast itself counts as a ratio of 1.
+    """Return the weighted geometric mean of the runs' ratios of measured to forecast time, limited to ``_FACTORS``.
 
-    The ratios are relative to forecasts without earlier corrections.
+    The forecast itself counts as a run with a ratio of 1. Ratios are relative to forecasts without earlier corrections.
     """
     weighed = [(piece.time_weight, piece.time_ratio) for piece in evidence if piece.time_ratio is not None]
     total = sum(weight for weight, _ in weighed) + _PRIOR_RUNS
