@@ -1,4 +1,4 @@
-"""The status bar, and the current training in it, in a progress ring and in the window title."""
+"""The status bar, and the three places that show the current training: the bar, a ring and the window title."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TrainingStatus(QWidget):
 
 
 class TrainingRing(QWidget):
-    """Progress ring over a button's icon, which ignores the mouse."""
+    """Progress ring over a button's icon; mouse events pass through it to the button."""
 
     def __init__(self, button: QToolButton) -> None:
         super().__init__(button)

@@ -20,7 +20,7 @@ _NUMBER_WIDTH = 96
 _COLUMN_GAP = 16
 """Space between a column's longest text and the next column, in px."""
 _MAX_UNCUT = 24
-"""Number of characters above which a cell's text may be cut off."""
+"""Maximum number of characters that surely fit a cell; tooltips repeat longer texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Rows(QAbstractTableModel):
 
 
 def distribute_widths(wanted: Sequence[int], room: int) -> list[int]:
-    """Return column widths that add up to at most `room` px; the widest columns are cut to equal widths."""
+    """Return column widths whose sum is at most `room` px; only the widest columns shrink, to equal widths."""
     widths = [0] * len(wanted)
     for done, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
         widths[column] = min(wanted[column], room // (len(wanted) - done))
@@ -151,6 +151,6 @@ class BarDelegate(QStyledItemDelegate):
         painter.drawText(words, int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter), str(index.data()))
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return the size of a cell; a bar is given at least the width of its number."""
+        """Return the size of a cell; a cell with a bar has space for the number and a bar at least as wide."""
         bar = 2 * (_NUMBER_WIDTH + _SIDE) + _GAP if isinstance(index.data(_BAR), float) else 0
         return super().sizeHint(option, index).expandedTo(QSize(bar, option.fontMetrics.height() + 10))

@@ -43,7 +43,7 @@ class CellPainter:
             ring(painter, cell, selected=selected)
 
     def image(self, painter: QPainter, room: QRect, picture: LibraryImage, image: QPixmap | str | None) -> None:
-        """Paint a thumbnail centered in `room`, or an empty frame while it is loading, or a warning."""
+        """Paint a thumbnail centered in `room`; if it is still loading, an empty frame; if it failed, a warning."""
         if not isinstance(image, QPixmap):
             self._sign(painter, room, image or picture.problem)
             return

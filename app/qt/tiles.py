@@ -103,7 +103,7 @@ class Images:
         self._until, self.incomplete = perf_counter() + _BUDGET, False
 
     def pixmap(self, image: LibraryImage, edge: int, side: int, ratio: float) -> QPixmap | str | None:
-        """Return a pixmap that fits a `side` px square, or why there is none, or None while it is loading."""
+        """Return a pixmap that fits a `side` px square, the reason why there is none, or None while it is loading."""
         thumbnail = self._thumbnails.get(image, edge)
         key = (image.id, round(side * ratio))
         kept = self._pixmaps.get(key)
@@ -131,7 +131,7 @@ class Images:
 
 
 def scaled(thumbnail: Thumbnail, side: int, ratio: float) -> QPixmap:
-    """Return a pixmap that fits a square with sides of `side` device px, for a device pixel `ratio`."""
+    """Return a pixmap for a square of `side` device px, not enlarged; `ratio` is the device pixel ratio."""
     image = QImage(thumbnail.rgb, thumbnail.width, thumbnail.height, 3 * thumbnail.width, QImage.Format.Format_RGB888)
     size = QSize(thumbnail.width, thumbnail.height)
     longest = max(thumbnail.width, thumbnail.height)
@@ -208,13 +208,13 @@ class SampleLayout:
         return self.left(column, across), self.top(row, down) + self.line, self.width, self.height
 
     def columns_seen(self, across: int, room: int) -> range:
-        """Return the visible columns, without the first one, of a viewport that is `room` px wide."""
+        """Return the columns visible in a viewport that is `room` px wide, except for the fixed first one."""
         first = (self.fixed_right + across - self.gap) // self.pitch
         last = (room + across - self.gap - 1) // self.pitch
         return range(min(self.columns, max(1, first)), min(self.columns, last + 1))
 
     def rows_seen(self, down: int, room: int) -> range:
-        """Return the visible rows of a viewport that is `room` px high."""
+        """Return the rows visible in a viewport that is `room` px high."""
         first = down // self.row_height
         last = (room + down - self.head - 1) // self.row_height
         return range(min(self.rows, first), min(self.rows, last + 1))

@@ -203,7 +203,11 @@ def _part(state: PhaseState) -> float | None:
 
 
 def _amount(phase: Phase, state: PhaseState, now: float | None) -> str:
-    """Return the completed and total amounts of training or the running phase, or an ended phase's duration."""
+    """Return a phase's amount as text: "completed / total" for training and a running phase, otherwise a duration.
+
+    `now` is the current time for a running phase, otherwise None. A running phase without a meaningful total has its
+    duration so far.
+    """
     if phase != "train" and now is None:
         return format_duration(state.seconds)
     if state.total is None or state.total <= 1:
@@ -218,7 +222,7 @@ def _units(phase: Phase, number: int) -> str:
 
 
 class RunHeader(QWidget):
-    """Header of one run; commands and the engine's answers are exchanged through files in the run's folder."""
+    """Header of one run; it exchanges commands and answers with the engine through files in the run's folder."""
 
     message_shown = Signal(str)
     notified = Signal(str, str, object)
@@ -232,7 +236,7 @@ class RunHeader(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._orders = session.run_commands
         self._starting: Entry | None = None
-        """Queue entry to show while it has no run yet, or None."""
+        """Queue entry to show because it has no run yet, or None."""
         self._enabled: tuple[bool, ...] = ()
         self.name, self.state, self.facts = ElidedLabel(), QLabel(), QLabel()
         self.phases = PhaseBars()
@@ -292,7 +296,7 @@ class RunHeader(QWidget):
 
     @property
     def _ending(self) -> Ending | None:
-        """Command that will end the run: one in its folder, or a pending one from this window or the queue."""
+        """Command that will end the run, from its folder, this window or the queue; None if there is none."""
         run = self._run
         if run is None or not run.alive:
             return None
@@ -494,11 +498,11 @@ class RunHeader(QWidget):
         return button
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Enable the commands, which need the visible header."""
+        """Enable the commands, which work only while the header is visible."""
         super().showEvent(event)
         self._commands.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Disable the commands, which need the visible header."""
+        """Disable the commands, which work only while the header is visible."""
         super().hideEvent(event)
         self._commands.refresh()

@@ -52,7 +52,7 @@ _SIDE, _RUN_ABOVE, _BAR = 12, 8, 3
 
 
 class RunModel(StatusModel[RunSummary]):
-    """List model of the runs; `left` returns a run's remaining seconds, `begins` whether it is starting."""
+    """List model of the runs; `left` returns a run's remaining seconds, `begins` whether a run is starting."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RunModel(StatusModel[RunSummary]):
         return self.update_rows(rows, [self._words(row, before.get(id(row))) for row in rows])
 
     def _words(self, row: RunSummary, before: str | None) -> str:
-        """Return a run's status text; ended runs that did not change reuse `before`, as there may be hundreds."""
+        """Return a run's status text, or `before` for an unchanged ended run: there may be hundreds of them."""
         if before is not None and row.state != "running":
             return before
         return run_status(row, self._left(row.path), begins=row.path in self._beginning)
@@ -296,7 +296,7 @@ class QueueModel(StatusModel[Entry]):
     def dropMimeData(  # noqa: N802
         self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index
     ) -> bool:
-        """Request the move; return False so that Qt removes no row. The list is updated after the queue."""
+        """Emit `moved` and return False, so that Qt removes no row: the list changes only after the queue does."""
         if data.hasFormat(_MIME):
             name = bytes(data.data(_MIME).data()).decode("ascii")
             self.moved.emit(name, self.rows[row].id if 0 <= row < len(self.rows) else None)

@@ -81,11 +81,11 @@ class LogText(QPlainTextEdit):
         self._chunks: deque[LogChunk] = deque()
         self._size = 0
         self._more = False
-        """Whether the log continues after the loaded chunks by more than a few lines."""
+        """Whether the log has more than a few lines after the loaded chunks."""
         self._requested = 0
         self._busy = False
         self._pending_request: Callable[[], None] | None = None
-        """Request of the user that waits until the current read is done, or None."""
+        """The user's request that will run after the current read, or None."""
         self._filling = False
         self._follows = True
         """Whether the view scrolls to new output."""
@@ -110,7 +110,7 @@ class LogText(QPlainTextEdit):
         self.to_end()
 
     def follow(self, alive: bool) -> None:
-        """Read new output; while the run is `alive`, a partial last line waits until it is complete."""
+        """Read new output; while the run is `alive`, an incomplete last line is not shown yet."""
         self._take_partial_line = not alive
         if not self._chunks:
             if not self._busy:  # otherwise the end is being read; a second read would undo scrolling up
@@ -188,9 +188,9 @@ class LogText(QPlainTextEdit):
     def _ask(
         self, work: Callable[[], _Result], done: Callable[[_Result], None], again: Callable[[], None] | None = None
     ) -> None:
-        """Run one read at a time on a worker; if one is running, remember `again` to run after it.
+        """Run a read (`work`) on a worker and pass its result to `done`; if one is running, run `again` after it.
 
-        Results for a previously shown log are dropped.
+        Results for a previously shown log are ignored.
         """
         if self._busy:
             self._pending_request = again or self._pending_request
@@ -261,7 +261,7 @@ class LogText(QPlainTextEdit):
         self.moved.emit()
 
     def _drop(self, *, first: bool) -> None:
-        """Drop chunks at one end until the rest is within the limit; keep the visible lines in place."""
+        """Drop the first or last chunks until the rest is within the limit; keep the visible lines in place."""
         while sum(chunk.end - chunk.start for chunk in self._chunks) > _MAX_BYTES and len(self._chunks) > 1:
             gone = self._chunks.popleft() if first else self._chunks.pop()
             self._more = self._more or not first
@@ -288,7 +288,7 @@ class LogText(QPlainTextEdit):
         self._fill(lambda: self.setPlainText("\n".join(line for chunk in held for line in chunk.lines)))
 
     def _fill(self, change: Callable[[], None]) -> None:
-        """Change the text without mistaking the scroll bar's movement for scrolling by the user."""
+        """Call `change` to change the text; do not mistake the scroll bar's movement for scrolling by the user."""
         before, self._filling = self._filling, True
         change()
         self._filling = before
@@ -421,7 +421,7 @@ class LogView(QWidget):
         self._commands.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Disable the commands, which need the visible log."""
+        """Disable the commands, which work only while the log is visible."""
         super().hideEvent(event)
         self._commands.refresh()
 

@@ -61,7 +61,7 @@ class CloseNotice(QFrame):
 
 
 class Notifier(QObject):
-    """Reporter of ended runs, which polls once a second while something runs."""
+    """Object that tells the user when runs end; it polls once a second while any are active."""
 
     def __init__(self, session: Session, notices: Notices, window: QWidget) -> None:
         super().__init__(window)
@@ -69,7 +69,7 @@ class Notifier(QObject):
         self._tray: QSystemTrayIcon | None = None
         self._last: Ended | None = None
         self._notified: dict[Path, str] = {}
-        """Text of the latest notice about the end of each run, by run folder."""
+        """Text of each run's latest notice that it has ended, by run folder."""
         self.close_notice: CloseNotice | None = None
         self._timer = QTimer(self)
         self._timer.setInterval(_POLL_MS)
@@ -107,7 +107,7 @@ class Notifier(QObject):
             QApplication.beep()
 
     def show_close_notice(self, goes_on: Continuing) -> None:
-        """Show what continues after the window closes: training or the queue."""
+        """Tell the user that training or the queue continues after the window closes, except at logout."""
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         if not application.isSavingSession():  # at logout the system would not wait for the notice

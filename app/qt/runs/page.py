@@ -332,7 +332,7 @@ class RunsPage(Page):
         self.after.choose(step)
 
     def _on_run_changed(self) -> None:
-        """Update the banner and the list; the shown run is read more often than the list."""
+        """Update the banner and the run's row in the list, because the list itself is read less often."""
         self._show_trouble()
         if self.run:
             self.session.runs.update_summary(self.run.summary)

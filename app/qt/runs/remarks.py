@@ -142,7 +142,7 @@ translate = QCoreApplication.translate
 
 
 def sentence(remark: RunRemark) -> str:
-    """Return the sentences that a remark is shown as."""
+    """Return a remark as one or more translated sentences."""
     match remark.event:
         case events.ErrorEvent() as event:
             return full_message(event)

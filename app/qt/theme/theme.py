@@ -194,7 +194,7 @@ def icon(name: str, role: str = "text") -> QIcon:
 
 
 def set_icon(target: QAbstractButton | QAction, name: str, role: str = "text") -> None:
-    """Set the icon of a button or action, which is redrawn when the theme changes."""
+    """Set the icon of a button or action; it is redrawn when the theme changes."""
     target.setProperty(_NAME, name)
     target.setProperty(_ROLE, role)
     target.setIcon(icon(name, role))
@@ -241,7 +241,7 @@ def _render_pixmap(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
 
 
 def _tinted(drawn: QPixmap, color: str) -> QPixmap:
-    """Return an icon (which has only one color) in another color: ten times as fast as rendering it again."""
+    """Return a one-color icon in another color, which is ten times as fast as rendering it again."""
     pixmap = QPixmap(drawn)
     painter = QPainter(pixmap)
     painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)
@@ -297,7 +297,7 @@ class Theme(QObject):
         self.choose(choice)
 
     def choose(self, choice: Choice) -> None:
-        """Apply the chosen theme, or the one that follows the system, at once."""
+        """Apply a theme at once; "system" follows the system."""
         self.choice = choice
         self._set_system_scheme()
         self._apply(_THEMES.get(choice) or self._system_theme())

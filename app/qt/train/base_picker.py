@@ -1,4 +1,4 @@
-"""Choice of a job's base: one found on this PC or used before, a file, a link, or a Hub id."""
+"""Chooser for a job's base: a base found on this PC or used before, a file, a link, or a Hub id."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def rows(
 ) -> Iterator[BaseRow]:
     """Yield the rows that match the `typed` words, in groups with these `titles`: recent, on this PC, unusable.
 
-    `recent` maps each recently used text to its verdict, which is None until the text has been checked.
+    `recent` maps each recently used text to its verdict, which is None until the text has been checked. Unusable files
+    are listed only if something was typed.
     """
     words = typed.casefold().split()
     known = {str(one.path): one for one in found}
@@ -88,7 +89,7 @@ def _row(found: FoundBase) -> BaseRow:
 
 
 def _recent_row(text: str, verdict: BaseVerdict | None) -> BaseRow:
-    """Return the row of a recently used base that is not in the searched folders or not on this PC."""
+    """Return the row of a recently used base that was not found in the searched folders."""
     if verdict is None:
         return BaseRow("base", text, text)
     base, path = verdict.description, Path(text)
@@ -128,7 +129,7 @@ class BaseRows(QAbstractListModel):
         return (Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable) if usable else Qt.ItemFlag.NoItemFlags
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return a row's name, its value for `base.model` (also as a tooltip), or a text for screen readers."""
+        """Return a row's name, its value for `base.model` (also as a tooltip), or its text for screen readers."""
         if not index.isValid():
             return None
         row = self.rows[index.row()]
@@ -372,7 +373,7 @@ class BasePicker(QWidget):
         dialog.open()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Accept text that is still being typed."""
+        """Accept text that was being typed, because the field disappears."""
         if self._timer.isActive():
             self._timer.stop()
             self._settle(cleaned(self.field.text()))
@@ -447,5 +448,5 @@ class BasePicker(QWidget):
 
 
 def _is_whole(verdict: BaseVerdict) -> bool:
-    """Return whether a valid text must be complete; a Hub id or a link may still be unfinished."""
+    """Return whether a valid text is surely complete; Hub ids and most links may still be unfinished."""
     return verdict.place == "here" or (verdict.place == "link" and verdict.text.lower().endswith(".safetensors"))

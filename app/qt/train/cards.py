@@ -48,7 +48,7 @@ class RecipeCards(QWidget):
         self._arrange()
 
     def mark(self, preset: Preset | None) -> None:
-        """Check the card of the preset that the job's recipe came from, or none."""
+        """Check the card of the preset that the job's recipe came from; for None, check no card."""
         for card in self.cards:
             card.setChecked(card.entry.preset == preset)
 

@@ -35,11 +35,11 @@ _KEY = "output.runs"
 _LABELS = 108
 """Width of the labels on the left, in logical pixels."""
 _MISSING = "is missing"
-"""Start of the message about a missing key; it is not shown, because the field is visibly empty."""
+"""Start of messages about missing values; they are not shown, because the fields are visibly empty."""
 
 
 class LengthRow(QWidget):
-    """Training length in one of three units; after the images are counted, also in the other units."""
+    """Editor for the training length in one of three units; once the images are counted, it also shows the others."""
 
     left = Signal()
 
@@ -165,7 +165,7 @@ class Essentials(QWidget):
         self._faults: dict[str, QLabel] = {}
         self._base_shown: str | None = None
         self._base_written: str | None = None
-        """Base that the user chose or typed; the field keeps it exactly as entered."""
+        """Base that the user chose or typed, which the field keeps as entered; None after other changes."""
         self._build()
         self.base.chosen.connect(self._on_base_chosen)
         self.cards.chosen.connect(self._on_recipe_chosen)

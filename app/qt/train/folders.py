@@ -111,7 +111,7 @@ class FolderRows(QWidget):
 
 
 class FolderRow(QWidget):
-    """One folder: name, image count, use, repeats and a button that removes it from the job."""
+    """Row for one folder: name, image count, use, repeats and a button that removes it from the job."""
 
     edited = Signal(int, str, object)
     """Index of the folder, key in its table, and new value (None removes the key)."""
@@ -129,7 +129,7 @@ class FolderRow(QWidget):
         self.remove.clicked.connect(lambda: self.removed.emit(self._place))
 
     def show_folder(self, place: int, folder: dict[str, Any], count: int | None) -> None:
-        """Show one table of `dataset.folders`."""
+        """Show the table at index `place` of `dataset.folders`, and its image count, or none if `count` is None."""
         self._place = place
         path = str(folder["path"])
         name = Path(path).name or path

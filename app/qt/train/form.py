@@ -37,14 +37,14 @@ WIDTH = 190
 _ESSENTIAL = ("name", "base.model")
 """Keys that the page shows above the form."""
 _BATCH = 8
-"""Number of rows to create in one event loop turn, which takes about 15 ms."""
+"""Number of rows created per event loop turn; creating them takes about 15 ms."""
 
 
 class Line(QLineEdit):
     """Line edit that leaves undo and redo to the window."""
 
     def event(self, event: QEvent) -> bool:
-        """Decline Qt's shortcut override for undo and redo."""
+        """Ignore Qt's shortcut override for undo and redo, so that the window handles these keys."""
         key = event if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.ShortcutOverride else None
         if key is not None and any(key.matches(sequence) for sequence in _WINDOW_SHORTCUTS):
             event.ignore()
@@ -52,7 +52,7 @@ class Line(QLineEdit):
         return super().event(event)
 
     def show_text(self, text: str) -> None:
-        """Show a text from its beginning; do nothing if it is already shown."""
+        """Show the text, scrolled to its start unless the line has the focus; do nothing if it is already shown."""
         if text != self.text():
             self.setText(text)
             if not self.hasFocus():
@@ -119,7 +119,7 @@ class ChoiceEditor(ComboBox):
 
 
 class LineEditor(Line):
-    """Line for a number, a text or a comma-separated list; if empty, the placeholder shows the default."""
+    """Line edit for a number, a text or a comma-separated list; if empty, the placeholder shows the default."""
 
     edited = Signal(object, bool)
     left = Signal()
@@ -149,7 +149,7 @@ Editor = CheckEditor | ChoiceEditor | LineEditor
 
 
 def editor_for(setting: Setting) -> Editor:
-    """Return a new editor for a setting, without a value."""
+    """Return a new editor for a setting, which does not show a value yet."""
     if setting.choices == (True, False) and setting.default is not None:
         return CheckEditor(setting)
     return ChoiceEditor(setting) if setting.choices else LineEditor(setting)
@@ -169,7 +169,7 @@ class SettingRow(QWidget):
     reverted = Signal(str)
 
     def __init__(self, setting: Setting, key: str | None = None) -> None:
-        """Take the setting and, if it belongs to the items of a list, the full `key` for one item."""
+        """Take the setting and, if each item of a list has it, the full `key` for one of the items."""
         super().__init__()
         self.setting = setting
         self.key = key or setting.key
@@ -201,7 +201,7 @@ class SettingRow(QWidget):
             self._show_difference(*state[4:])
 
     def matches(self, wanted: list[str]) -> bool:
-        """Return whether title, key and help together contain all of these lowercase words."""
+        """Return whether title, key, help and optimizer name together contain all of these lowercase words."""
         text = f"{self.setting.title} {self.key} {self.setting.doc} {self.setting.kind}".lower()
         return all(word in text for word in wanted)
 
@@ -268,7 +268,7 @@ class SettingsForm(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[tuple[str, str], SettingRow] = {}
-        """Rows by key and optimizer name, which is "" except for optimizer arguments."""
+        """Rows by key and optimizer name; the name is "" for settings that are not optimizer arguments."""
         self.nothing = QLabel()
         self._groups: list[_Group] = []
         self._draft: Draft | None = None
@@ -367,7 +367,7 @@ class _Group(QWidget):
         return rows
 
     def filter(self, wanted: list[str], kind: str) -> bool:
-        """Show only the matching rows and return whether there are any."""
+        """Show only rows that match `wanted` and suit the optimizer `kind`; return whether there are any."""
         matching = [row.setting.kind in ("", kind) and row.matches(wanted) for row in self.rows]
         for row, fits in zip(self.rows, matching, strict=True):
             row.setVisible(fits)
@@ -376,7 +376,7 @@ class _Group(QWidget):
 
 
 def _batches() -> Iterator[tuple[str, list[Setting]]]:
-    """Yield tables, each with a batch of its settings; tables that are mostly set above the form come last."""
+    """Yield batches of settings, each with its table; tables mostly edited above the form come last."""
     shown = [each for each in settings() if each.key not in _ESSENTIAL and "*" not in each.key]
     last = ("dataset", "base")
     shown.sort(key=lambda each: (each.table in last, list(tables()).index(each.table)))

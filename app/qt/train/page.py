@@ -122,7 +122,7 @@ def _named(step: DraftStep | None) -> Named | None:
 
 
 def _words(name: str | None) -> str | None:
-    """Return the title of a key on the page, or the translation of any other name."""
+    """Return a change's name for the user: the title of a setting's key, or the translation of another name."""
     if name is None:
         return None
     if name in _ESSENTIALS:
@@ -255,7 +255,7 @@ class TrainPage(Page):
         self.sheet.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Stop watching the job file once everything is saved."""
+        """Stop watching the job file as soon as everything is saved."""
         super().hideEvent(event)
         self._is_visible = False
         self._stop_if_idle()
@@ -324,7 +324,7 @@ class TrainPage(Page):
             essentials.choose_recipe(self.draft, preset)
 
     def _callbacks(self, then: Callable[..., None]) -> tuple[Callable[..., None], Callable[[ImpastoError], None]]:
-        """Return success and failure callbacks for work on job files; both do nothing once the page is deleted."""
+        """Return success and failure callbacks for work on job files; they do nothing after the page is deleted."""
         return while_alive(self, then), while_alive(self, self._on_failed)
 
     def _on_failed(self, error: ImpastoError) -> None:
@@ -392,7 +392,7 @@ class TrainPage(Page):
         self._stop_if_idle()
 
     def _stop_if_idle(self) -> None:
-        """Stop the timer if the page is hidden and all changes are saved; until then, saving is retried."""
+        """Stop the timer if the page is hidden and all changes are saved; while it runs, saving is retried."""
         if not self._is_visible and not (self.draft and self.draft.file.unsaved):
             self._timer.stop()
 
@@ -420,7 +420,7 @@ class TrainPage(Page):
             QTimer.singleShot(0, self, lambda: self.notified.emit(self.session.jobs.notice, "warning", None))
 
     def _on_library_altered(self) -> None:
-        """If visible, schedule a recount of the images: during a scan, this signal arrives hundreds of times."""
+        """If visible, schedule a recount of the images; a scan sends hundreds of these signals, so it is delayed."""
         if self.isVisible():
             self.sheet.count_soon()
 

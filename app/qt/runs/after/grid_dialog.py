@@ -87,7 +87,7 @@ class GridDialog(QDialog):
         folder: Path,
         parent: QWidget | None = None,
     ) -> None:
-        """Take the current preview prompt (`settings`) with its seed and size, and the `folder` for grids."""
+        """Take the saved LoRAs that were `found`, the initial prompt `settings`, and the `folder` for grids."""
         super().__init__(parent)
         self._session, self._job, self._settings, self._folder = session, job, settings, folder
         self._found = list(found)
@@ -108,7 +108,7 @@ class GridDialog(QDialog):
     # --- the user's choices
 
     def chosen(self) -> list[Candidate]:
-        """Return the candidates of the checked steps."""
+        """Return the saved LoRAs whose steps are checked."""
         return [candidate for row, candidate in enumerate(self._found) if self._is_checked(row)]
 
     def chosen_strengths(self) -> list[float] | None:
@@ -164,7 +164,7 @@ class GridDialog(QDialog):
         self._refresh()
 
     def cancel(self) -> None:
-        """Stop generating; finished cells stay."""
+        """Stop generating, but keep the finished cells."""
         if self._busy():
             self._session.renderer.cancel()
 

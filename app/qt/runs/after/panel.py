@@ -169,7 +169,7 @@ class AfterPanel(QWidget):
         return self.has_candidate() and self._destination() is not None
 
     def can_go_on(self) -> bool:
-        """Return whether the run can be trained longer: it has saved a LoRA and is not training."""
+        """Return whether the run can be continued: it has saved a LoRA and is not training."""
         run = self._run
         return bool(run and run.job and not run.alive and self.strip.candidates.all)
 
@@ -200,7 +200,7 @@ class AfterPanel(QWidget):
             self.exporting.ask(candidate, self._image(candidate))
 
     def send(self) -> None:
-        """Export the selected LoRA to the folder used last, or to the first known one."""
+        """Export the selected LoRA to the most recently used folder or, if there is none, to the first known one."""
         destination = self._destination()
         if destination:
             self.send_to(destination)
@@ -280,7 +280,7 @@ class AfterPanel(QWidget):
         self._refresh()
 
     def _update_candidates(self) -> None:
-        """Search for saved steps on a worker, and search again if events arrived during the search."""
+        """Search for saved steps on a worker; if events arrive during the search, search again."""
         run = self._run
         if run is None or not self.isVisible() or self._search.busy:
             self._stale = True
@@ -476,7 +476,7 @@ def _heading(words: str) -> QLabel:
 
 
 def _trained_on(listing: Path) -> int:
-    """Return the number of images a run was trained on."""
+    """Return the number of training images in a run's `listing` of images."""
     from trainer.dataset.dataset import read_listing
 
     return sum(image.kind == "train" for image in read_listing(listing))

@@ -260,7 +260,7 @@ class CandidateStrip(QListView):
         self.candidates = Candidates(session)
         self.candidates.setParent(self)
         self._auto_step: int | None = None
-        """Step that was selected automatically and is replaced by a new best step; None if the user chose."""
+        """Automatically selected step, which a new best step may replace; None if the user selected the step."""
         self.setModel(self.candidates)
         self.setItemDelegate(_CandidateDelegate(self))
         self.setFlow(QListView.Flow.LeftToRight)
@@ -280,7 +280,7 @@ class CandidateStrip(QListView):
         return self.candidates.all[row] if 0 <= row < len(self.candidates.all) else None
 
     def show_candidates(self, found: Sequence[Candidate], prompt: int) -> None:
-        """Show candidates; keep the user's selection, or select the best or last candidate."""
+        """Show candidates; keep the step that the user selected, otherwise select the best or the last step."""
         before, auto_step = self.current(), self._auto_step
         self.candidates.show(found, prompt)
         steps = [candidate.step for candidate in found]

@@ -1,4 +1,4 @@
-"""Generation of images with the selected LoRA, for any prompt and strength, inside the window."""
+"""Widget that generates images with the selected LoRA, for any prompt and strength."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TryBox(QWidget):
             self._session.renderer.cancel()
 
     def can_render(self) -> bool:
-        """Return whether everything needed is present: a prompt, a LoRA and a job."""
+        """Return whether an image can be generated: there are a prompt, a LoRA and a job."""
         return bool(self._job and self._candidate and self.prompt.toPlainText().strip())
 
     def is_drawing(self) -> bool:

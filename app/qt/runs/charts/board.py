@@ -285,7 +285,7 @@ class Board(QWidget):
     def _draw_next(self) -> None:
         """Draw the next pending chart; after the last one, place the charts that have data and show them.
 
-        Draws one chart per event loop turn, because each takes some milliseconds to compute and to paint.
+        Only one chart is drawn per event loop turn, because each takes a few milliseconds to compute and paint.
         """
         if self._waiting:
             chart_of, make = self._waiting.pop(0)

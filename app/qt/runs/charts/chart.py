@@ -66,7 +66,7 @@ class Plot(QWidget):
         self.steps = (0.0, 1.0)
         """First and last visible step."""
         self.values = (0.0, 1.0)
-        """Lowest and highest value of the axis; powers of ten, as exponents, if it is logarithmic."""
+        """Lowest and highest value on the value axis, as exponents of ten if it is logarithmic."""
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
@@ -163,7 +163,7 @@ class Plot(QWidget):
         event.accept()
 
     def zoom(self, middle: float, by: float) -> None:
-        """Request a zoom by a factor that keeps the step `middle` in place."""
+        """Request to scale the visible range by a factor, keeping the step `middle` in place."""
         first, last = self.steps
         self.moved.emit(middle - (middle - first) * by, middle + (last - middle) * by)
 
@@ -228,7 +228,7 @@ class Chart(QFrame):
         self._words, self._along = words, along
         self.drawing = ChartSpec()
         self.cursor_step: float | None = None
-        """Step at which the cursor is, or None if there is no cursor."""
+        """Step that the cursor marks, or None if there is no cursor."""
         self.plot = Plot(words, along, self._on_key, whole=whole)
         self.plot.setAccessibleName(title)
         self.plot.moved.connect(self.moved)

@@ -43,12 +43,12 @@ _VERTICALS = (
 )
 _TICKS = (("saved", "good", 0.07), ("preview", "muted", 0.035))
 _PALE, _PALE_IN_CONTRAST = 0.42, 0.6
-"""Share of the line's color in the pale color of its noise; the rest is the background color."""
+"""Fraction of the line's color in the pale color for its noise; the rest is the background color."""
 _SWATCH, _GAP, _BETWEEN = 18, 6, 16
 
 
 def pale(color: QColor) -> QColor:
-    """Return a pale color for a line's noise, opaque because overlapping transparent noise would get darker."""
+    """Return a pale color for a line's noise; it is opaque, because overlapping transparent parts look darker."""
     ground, share = QColor(colors().base), _PALE_IN_CONTRAST if colors() is CONTRAST else _PALE
     parts = ((color.red(), ground.red()), (color.green(), ground.green()), (color.blue(), ground.blue()))
     return QColor(*(round(share * one + (1.0 - share) * other) for one, other in parts))
@@ -67,7 +67,7 @@ class Legend(QWidget):
         self._entries: Sequence[Entry] = ()
 
     def show_entries(self, entries: Sequence[Entry]) -> None:
-        """Show these entries, but none if there is only one: the chart's title already names it."""
+        """Show these entries, or nothing if there is only one, because the chart's title already names it."""
         shown = entries if len(entries) > 1 else ()
         if tuple(shown) != tuple(self._entries):
             self._entries = tuple(shown)
@@ -111,7 +111,7 @@ Wording = Callable[[float], str]
 
 
 def even(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Return about `most` round tick values in a range, or fewer; `whole` allows only integers."""
+    """Return round tick values in a range, at most about `most`; `whole` allows only integers."""
     least = (high - low) / max(most, 1)
     if least <= 0.0 or not isfinite(least):
         return []
@@ -122,7 +122,7 @@ def even(low: float, high: float, most: int, *, whole: bool = False) -> list[flo
 
 
 def logarithmic(low: float, high: float, most: int) -> list[float]:
-    """Return about `most` tick values, or fewer, between two powers of ten, given by their exponents."""
+    """Return tick values between 10**low and 10**high, at most about `most`."""
     powers = range(floor(low), ceil(high) + 1)
     for mantissas in _MANTISSAS:
         found = _within([mantissa * 10.0**power for power in powers for mantissa in mantissas], low, high)
@@ -155,8 +155,11 @@ def rate(value: float) -> str:
 
 
 Look = Literal["raw", "smooth", "thin", "plain", "dashed", "dotted", "points"]
-"""How a line looks: every step in a pale color behind a smooth line (raw), averaged (smooth), every step as the main
-line (thin), without noise (plain, dashed, dotted), or a few values, each with a dot (points)."""
+"""How a line looks.
+
+"raw" shows every step in a pale color behind a smooth line; "smooth" is an average; "thin" shows every step as the main
+line; "plain", "dashed" and "dotted" are for values without noise; "points" marks each of a few values with a dot.
+"""
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class ChartSpec:
     """Title that replaces the chart's own if it is more specific."""
     logarithmic: bool = False
     clip: float = 0.0
-    """Percentage of the values at each end that the axis may cut off in lines with outliers."""
+    """Percentage of the lowest and of the highest values that the axis may cut off if a line has outliers."""
     words: str = ""
     """Description for screen readers."""
     extra: tuple[tuple[str, str], ...] = field(default=())
@@ -242,7 +245,7 @@ class Scale:
 
 
 def room_for(drawing: ChartSpec, first: float, last: float) -> tuple[float, float]:
-    """Return the value range of the lines between two steps, with a margin; exponents if logarithmic."""
+    """Return the value range of the lines between two steps, with a margin; as exponents of ten if logarithmic."""
     ranges = [extent(shown(line.steps, line.values, first, last), _clip(drawing, line)) for line in drawing.lines]
     bounds = [bound for each in ranges if each for bound in each]
     bounds += [level.value for level in drawing.levels]
@@ -353,7 +356,7 @@ def _paint_line(painter: QPainter, scale: Scale, line: ChartLine) -> None:
 
 
 def _parts(across: Values, up: Values) -> Iterator[list[QPointF]]:
-    """Yield the connected parts of a line, which is split at unknown values."""
+    """Yield the connected parts of a line, which is split at values that are not finite."""
     known = np.isfinite(up)
     turns = np.flatnonzero(known[1:] != known[:-1]) + 1
     for start, end in pairwise([0, *turns.tolist(), len(known)]):

@@ -162,7 +162,7 @@ class ProgressPanel(QWidget):
         self._load()
 
     def show_runs(self, runs: Sequence[Run]) -> None:
-        """Show these runs; the rest of the page shows the first one."""
+        """Show these runs; outside this tab, the page shows only the first one."""
         for end in self._ends:
             end()
         if self.board and (not self.runs or not runs or self.runs[0] is not runs[0]):
@@ -245,7 +245,7 @@ class ProgressPanel(QWidget):
     # --- inside
 
     def _schedule_draw(self) -> None:
-        """Schedule a redraw, unless a run is still being read: it is drawn when it has been read."""
+        """Schedule a redraw if the tab is visible and all runs have been read."""
         if self.isVisible() and not self._redraw.isActive() and all(run.loaded for run in self.runs):
             self._redraw.start(_REDRAW)
 

@@ -29,11 +29,12 @@ _ARROWS = {
 class Stage(QWidget):
     """Two images that pan and zoom together, the first to the left of the divider, the second to its right.
 
-    Both fill the same area; a mask cuts off part of the second, so the mouse reaches the visible one.
+    Both fill the same area. A mask hides the second image to the left of the divider, which also lets the mouse
+    reach the first image there.
     """
 
     moved = Signal(float)
-    """Fraction of the width to which the divider moved."""
+    """New position of the divider, as a fraction of the width."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -153,7 +154,7 @@ class SampleCompare(QWidget):
         first: tuple[LibraryImage | None, str],
         second: tuple[LibraryImage | None, str],
     ) -> None:
-        """Show two of these images with their titles; if both are the same image, show it alone."""
+        """Show two of `images` with their titles; show the second alone if the first is None or the same image."""
         self.stage.alone = first[0] is None or first[0] is second[0]
         for area, label, (image, words) in (
             (self.stage.first, self.first, first),

@@ -111,7 +111,7 @@ class SampleGrid(QAbstractScrollArea):
             self.resized.emit(side)
 
     def go(self, spot: CellIndex | None) -> None:
-        """Make this sample the current one, or none if None."""
+        """Make this sample the current one; for None, no sample is current."""
         if spot != self.current:
             self.current = spot
             self._scroll_to_current()
@@ -209,7 +209,7 @@ class SampleGrid(QAbstractScrollArea):
 
     @property
     def image_place(self) -> QRect | None:
-        """Rectangle of the current cell in viewport coordinates, or None."""
+        """Rectangle of the current cell in viewport coordinates, or None if no cell is current."""
         return self.rectangle(self.current) if self.samples and self.current else None
 
     # Thumbnails
@@ -274,7 +274,7 @@ class SampleGrid(QAbstractScrollArea):
                 ring(painter, room) if self.hasFocus() else self._paint_frame(painter, room)
 
     def _side(self, image: LibraryImage, room: QRect) -> int:
-        """Return the length of an image's longer side at which it fits the cell, whatever its aspect ratio."""
+        """Return the length of an image's longer side when the image is scaled to fit the cell."""
         known = self._session.thumbnails.get(image, self._edge())
         if known is None or not known.width:
             return min(room.width(), room.height())
@@ -346,7 +346,7 @@ class SampleGrid(QAbstractScrollArea):
             self.opened.emit()
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Scroll, or resize the cells with Ctrl; scroll horizontally if vertical scrolling is not possible."""
+        """Resize the cells if Ctrl is held, otherwise scroll, horizontally if all rows fit."""
         if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             self.set_side(self.side + (16 if event.angleDelta().y() > 0 else -16))
             event.accept()
@@ -385,7 +385,7 @@ class SampleGrid(QAbstractScrollArea):
         return super().viewportEvent(event)
 
     def describe(self, spot: CellIndex, between: str = ", ") -> str:
-        """Return a sample's description: step, marks, state and prompt."""
+        """Return a sample's step, marks, state and prompt as a text, separated by `between`."""
         image = self.image(spot)
         thumbnail = self._session.thumbnails.get(image, self._edge()) if image else None
         samples = self.samples

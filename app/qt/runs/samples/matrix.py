@@ -326,12 +326,12 @@ class SampleMatrix(QWidget):
         column.addWidget(self.stack, 1)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Enable the commands, which need the visible tab."""
+        """Enable the commands, which work only while the tab is visible."""
         super().showEvent(event)
         self._commands.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Disable the commands, which need the visible tab."""
+        """Disable the commands, which work only while the tab is visible."""
         super().hideEvent(event)
         self._commands.refresh()
 

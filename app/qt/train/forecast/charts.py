@@ -47,7 +47,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class PeakMark:
-    """Named peak and the index of its sample in the phase's timeline."""
+    """Memory peak of a phase, and the index of its sample in the phase's timeline."""
 
     phase: PhaseForecast
     peak: Peak
@@ -79,7 +79,7 @@ class Timeline(QWidget):
 
     @property
     def shows_limit(self) -> bool:
-        """Return whether the limit is drawn; it is not if the job needs much less memory."""
+        """Return whether the limit is drawn, which it is not if the job needs much less memory."""
         return self._plan is not None and self._plan.forecast.budget <= _NEAR * self._plan.forecast.reserved
 
     def point(self, index: int | None) -> None:
@@ -175,7 +175,7 @@ class Timeline(QWidget):
         return found
 
     def _paint_phase(self, painter: QPainter, phase: PhaseForecast, left: float, width: float) -> None:
-        """Paint the reserved memory and, in front of it, the memory in use."""
+        """Paint a phase's reserved memory and, in front of it, its memory in use."""
         now = colors()
         painter.setPen(Qt.PenStyle.NoPen)
         for column, role in ((1, "pressed"), (0, "series1")):
@@ -216,7 +216,10 @@ class Timeline(QWidget):
 
 
 def _spots(phase: PhaseForecast) -> list[PeakMark]:
-    """Return the phase's peaks, each at the sample closest in memory, in order from the previous peak's sample."""
+    """Return a mark for each peak of the phase, at the timeline sample whose memory is closest to the peak's.
+
+    Each search starts at the previous peak's sample, so the marks are in chronological order.
+    """
     found, start = [], 0
     for peak in phase.peaks:
         rest = range(start, len(phase.timeline))
@@ -237,7 +240,7 @@ _BAR, _LINE, _SWATCH, _GAP, _MARK = 26, 20, 10, 14, 7
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """Segment of the memory bar."""
+    """One segment of the memory bar."""
 
     name: str
     bytes: int
@@ -358,7 +361,7 @@ class MemoryBar(QWidget):
         painter.drawText(text, Qt.AlignmentFlag.AlignVCenter, label)
 
     def _legend(self, width: int) -> list[tuple[int, int]]:
-        """Return the left and top of each segment's label, then those of the limit's label."""
+        """Return the legend's label positions (left, top): one per segment, then the limit's."""
         places, left, top = [], 0, 0
         for label in (*map(self._label, self.pieces), self._limit_label()):
             needed = self.fontMetrics().horizontalAdvance(label) + _SWATCH + 6

@@ -49,11 +49,11 @@ class PlanRow(NamedTuple):
     plan: AnsweredPlan
     note: str
     keys: Mapping[str, Any]
-    """Keys that the button writes into the job."""
+    """Keys and values that the row's button writes into the job."""
 
 
 class PlanTable(QWidget):
-    """Table of plans; emits `reserved` with the keys and the title of the plan that the user applies."""
+    """Table of plans; emits `applied` with the keys and the title of the plan that the user applies."""
 
     applied = Signal(object, str)
 
@@ -238,7 +238,7 @@ class PreflightList(QWidget):
 
 
 def _sentence(check: PreflightCheck) -> str:
-    """Return a check's sentence, after the title of its setting if it has one: "Rank: must be ..."."""
+    """Return a check's sentence; if it is about a setting, the title comes first: "Rank: must be ..."."""
     if check.remark is not None:
         return words.remark(check.remark)
     sentence = check.sentence

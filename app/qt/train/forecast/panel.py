@@ -84,7 +84,7 @@ class GpuChooser(QWidget):
         return str(self.box.itemData(known)) if known >= 0 else text or HERE
 
     def renew(self, *, on_cpu: bool) -> None:
-        """Update the name and the state of the device that training uses on this PC."""
+        """Update this PC's entry in the list, a GPU or the CPU, and the note about its GPU."""
         self._on_cpu = on_cpu
         if self.box.itemText(0) != self._here():
             self._fill()
@@ -129,7 +129,7 @@ class GpuChooser(QWidget):
         return self.tr("This PC: {card}").format(card=_short(gpu.name))
 
     def _uses(self) -> str:
-        """Return a note about this PC's GPU: its free memory and the programs that use it, or why it is unused."""
+        """Return a note about this PC's GPU, such as its free memory or why it is unused; "" if there is none."""
         forecaster = self._forecaster
         if forecaster.gpus is None:
             return ""
@@ -159,7 +159,7 @@ _PAUSE_MS, _LOOK_MS = 250, 5000
 
 
 class ForecastPanel(QWidget):
-    """Panel that requests a forecast when the job changes and marks the previous one as outdated until then."""
+    """Panel that requests a new forecast when the job changes; until it arrives, the old one is marked outdated."""
 
     message_shown = Signal(str)
     notified = Signal(str, str, object)
@@ -213,7 +213,7 @@ class ForecastPanel(QWidget):
         return self._draft is not None and self._draft.job is not None
 
     def cpu_seconds(self, draft: Draft) -> float | None:
-        """Return a job's forecast duration on the CPU in seconds; None if it uses a GPU or has no forecast."""
+        """Return a job's forecast duration on the CPU in seconds; None if it uses a GPU or has no current forecast."""
         answer = self.forecaster.answer
         if draft is not self._draft or not self.forecaster.settled or answer is None:
             return None
@@ -288,11 +288,11 @@ class ForecastPanel(QWidget):
         return by_job or self.forecaster.gpus == ()
 
     def _compared_gpu(self) -> str | None:
-        """Return the GPU to compare with, or None if the details are for the device that training uses."""
+        """Return the other GPU that the details are for, or None if they are for the device that training uses."""
         return None if self.chooser.gpu == HERE else self.chooser.gpu
 
     def _detailed(self) -> PlanAnswer | None:
-        """Return the answer that the details show, or None."""
+        """Return the answer that the details show, or None if there is none yet."""
         return self.forecaster.answer if self._compared_gpu() is None else self.forecaster.compared
 
     def _on_gpus_changed(self) -> None:
@@ -306,7 +306,7 @@ class ForecastPanel(QWidget):
             self._ask_soon()
 
     def _on_images_changed(self) -> None:
-        """Mark the forecast for renewal when the panel is next shown: images or captions changed on another page."""
+        """If the panel is hidden, mark the forecast as outdated: images or captions changed on another page."""
         self._fresh = self._fresh and self.isVisible()
 
     def _choose(self) -> None:
@@ -352,7 +352,7 @@ class ForecastPanel(QWidget):
         self._renew_checks()
 
     def _show_figures(self, answer: PlanAnswer, best: AnsweredPlan) -> None:
-        """Show an answer's details; for the CPU there is no GPU memory and there are no plans to choose from."""
+        """Show an answer's details; for the CPU, hide the GPU memory and the alternative plans."""
         for part in self._of_gpu:
             part.setVisible(not answer.on_cpu)
         self.timeline_title.setText(
@@ -400,7 +400,7 @@ class ForecastPanel(QWidget):
         }.get(self.forecaster.state, "")
 
     def _show_marker(self, spot: PeakMark | None) -> None:
-        """Show what a peak consists of."""
+        """Show a peak's phase, name, size and kinds of memory, or nothing for None."""
         if spot is None:
             self.marker.setText("")
             return
@@ -467,7 +467,7 @@ class ForecastPanel(QWidget):
         return self.figures
 
     def _key_words(self, plan: AnsweredPlan) -> str:
-        """Return the legend of the timeline."""
+        """Return the timeline's legend, as a sentence."""
         colors = self.tr("Colored: in use. Gray: reserved.")
         if self.timeline.shows_limit:
             return f"{colors} {self.tr('Dashed: limit.')}"
