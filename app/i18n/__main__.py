@@ -21,7 +21,7 @@ APP = FOLDER.parent
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Update and compile the translations of every language, plus those of the given codes."""
+    """Update and compile all existing translations; add one for each new language code in `words`."""
     parser = argparse.ArgumentParser("python -m app.i18n", description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("codes", metavar="CODE", nargs="*", type=language, help="a language to add: de, pt_BR")
     codes = parser.parse_args(words).codes
@@ -31,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def language(code: str) -> str:
-    """Return a language code unchanged; raise ArgumentTypeError if Qt does not spell it that way."""
+    """Return the language code if it is spelled as in Qt; raise ArgumentTypeError if it is not."""
     locale = QLocale(code)
     known = locale.name(), QLocale.languageToCode(locale.language())
     if code not in known or locale.language() == QLocale.Language.C:
@@ -40,7 +40,7 @@ def language(code: str) -> str:
 
 
 def collect(target: Path) -> None:
-    """Update a .ts file from the app's source texts."""
+    """Update a .ts file with all translatable texts in the app's source code."""
     english = target.stem == "impasto_en"
     # English needs only the texts with plural forms.
     only = ["-pluralonly", "-source-language", "en", "-target-language", "en"] if english else []
@@ -52,7 +52,7 @@ def collect(target: Path) -> None:
 
 
 def fill_english(target: Path) -> None:
-    """Fill in the singular and plural of texts like "%n image(s)"; both are equal if there is no "(s)"."""
+    """Fill in singular and plural for texts like "%n image(s)"; a text without "(s)" is used for both."""
     tree = ElementTree.parse(target)
     for message in tree.iter("message"):
         source, translation = message.findtext("source", ""), message.find("translation")

@@ -56,7 +56,10 @@ class Instance(QObject):
         self.name = f"impasto-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def claim(self) -> bool:
-        """Try to become the only instance; return False if another runs, True if the disk has no file locks."""
+        """Try to become the only instance; return False if another one is running.
+
+        If the lock file cannot be used, as on a disk without file locks, return True without listening for messages.
+        """
         try:
             self._home.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(locks.hold_lock(self._home / "app.lock", patience=0))
@@ -178,7 +181,7 @@ def _run_session(
     crash: str | None,
     words: Sequence[str],
 ) -> int:
-    """Run the event loop with one session, write everything to disk, and return the exit code."""
+    """Show the window for one session, run the event loop, write everything to disk, and return the exit code."""
     main_thread = MainThreadQueue()
     session = Session(main_thread.post, settings)
     try:

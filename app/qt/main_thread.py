@@ -26,7 +26,7 @@ _TURN = 0.004
 _YOUNG = 2_000
 """Number of new objects that triggers a collection of the young generation, which takes one or two ms."""
 _FEW = 500
-"""Minimum number of new objects between two checks for which the next check uses the shorter interval."""
+"""If at least this many objects were created since the previous check, the next one comes after `_BUSY_MS`."""
 _MIDDLE = 4
 
 
@@ -48,14 +48,14 @@ class MainThreadQueue(QObject):
         self._posted.connect(self._on_posted, Qt.ConnectionType.QueuedConnection)
 
     def post(self, work: Callable[[], None]) -> None:
-        """Call `work` soon on the queue's thread; does nothing after `close`."""
+        """Call `work` soon on the queue's thread; do nothing after `close`."""
         if self._open:
             with self._access:
                 self._waiting.append(work)
                 self._schedule()
 
     def close(self) -> None:
-        """Drop all queued and later calls."""
+        """Drop all queued calls, and ignore later ones."""
         self._open = False
 
     def _schedule(self) -> None:

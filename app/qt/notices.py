@@ -49,7 +49,10 @@ class Notices(QWidget):
     def show_notice(
         self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None
     ) -> None:
-        """Show a bar unless one shows this sentence; `act` is a (title, action) for a button that closes it."""
+        """Show a bar with this sentence, unless one is already shown.
+
+        `act` is the (title, action) of a button, which also closes the bar.
+        """
         if any(bar.sentence == sentence for bar in self._bars):
             return
         if len(self._bars) == _MAX_BARS:

@@ -115,12 +115,15 @@ class Page(QWidget):
         """Show an item that belongs to this page, such as a run; the default does nothing."""
 
     def begin(self, name: str) -> None:
-        """Start something new with an item, such as a recipe, requested by another page; the default does nothing."""
+        """Start something new that another page requested: a job with this recipe, or a queue entry with this id.
+
+        The default does nothing.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class PageSpec:
-    """Module and class of a page, and the modules that its larger parts are in."""
+    """Module and class of a page, and the modules that contain its larger parts."""
 
     module: str
     page: str
@@ -228,7 +231,7 @@ class PageLoader(QObject):
         """Numbers of the pages requested so far, including those that could not be built."""
         self._uses: dict[int, list[PageCallback]] = {number: [] for number in later}
         self._loaded: bool | None = None
-        """Whether the modules without Qt are imported; None before the import is started."""
+        """Whether the import of the modules without Qt has ended; None before it is started."""
         self._vocabulary_requested = False
         """Whether the vocabulary is loaded or loading."""
         self._timer = QTimer(self, interval=0)

@@ -44,7 +44,10 @@ def translate(text: str | None) -> str:
 
 
 class SectionForm(QWidget):
-    """Form with one row per preference in a section; `choices` maps preference names to labels by value."""
+    """Form with one row per preference in a section.
+
+    `choices` has, by preference name, the labels of the allowed values; it overrides the labels in the schema.
+    """
 
     changed = Signal()
 
@@ -116,7 +119,7 @@ class SectionForm(QWidget):
 
 
 def _labels(schema: dict[str, Any]) -> dict[str, str]:
-    """Return a label for each allowed value; the value itself if the schema has no label for it."""
+    """Return the label of each allowed value; a value without a label in the schema is its own label."""
     labels: dict[str, str] = schema.get("labels", {})
     return {value: labels.get(value, value) for value in schema.get("enum", ())}
 
@@ -226,7 +229,7 @@ class ShortcutEditor(QWidget):
         self._default.setEnabled(chosen is not None and chosen.action.id in self.own)
 
     def _assign(self, keys: tuple[str, ...] | None) -> None:
-        """Set the selected command's keys (None: its defaults), and remove them from other commands."""
+        """Set the selected command's keys, or its defaults for None, and remove those keys from other commands."""
         chosen = self._chosen()
         assert chosen is not None
         to_default = keys is None
@@ -241,7 +244,7 @@ class ShortcutEditor(QWidget):
         self.changed.emit()
 
     def _unassign(self, key: str, *, only_own: bool = False) -> list[str]:
-        """Remove a key from other commands and return their titles; `only_own` spares those with default keys."""
+        """Remove a key from other commands (if `only_own`, those with custom keys) and return their titles."""
         previous_owners = self.owners(QKeySequence(key, _PORTABLE))
         previous_owners = [one for one in previous_owners if not only_own or one.action.id in self.own]
         for command in previous_owners:

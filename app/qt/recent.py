@@ -68,7 +68,7 @@ class RecentMenu(QMenu):
         return row
 
     def _update_rows(self) -> None:
-        """Enable the folders that can be opened; only texts and states change, so an open menu keeps its layout."""
+        """Update the folders' texts, and enable those that can be opened; an open menu keeps its layout."""
         for number, (folder, row) in enumerate(self._rows.items(), 1):
             absence = self._recent.absent.get(folder)
             row.setText(f"&{number % 10} {_label(str(folder), absence, self.fontMetrics(), _MENU_WIDTH)}")

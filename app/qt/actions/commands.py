@@ -47,11 +47,11 @@ class Action:
     enabled: str | None = None
     """Name of the owner's method or property that says whether the command is enabled; None for always."""
     checked: str | None = None
-    """Name of the owner's method or property that says whether it is checked; None if it is not checkable."""
+    """Name of the owner's method or property that says whether the command is checked; None if it is not checkable."""
     icon: str | None = None
     """Icon name in app/qt/icons."""
     tip: str = ""
-    """Tooltip, marked for translation like the title; empty if the title says enough."""
+    """Tooltip, marked for translation like the title; if empty, the tooltip shows the title."""
 
 
 Keys = Mapping[str, tuple[str, ...]]
@@ -61,9 +61,9 @@ Keys = Mapping[str, tuple[str, ...]]
 def effective_shortcuts(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:
     """Return each command's effective shortcuts by command id, in Qt's portable format.
 
-    A shortcut set by the user is removed from all other commands, since Qt runs neither of two commands with the same
-    shortcut; a newer version may have added a conflicting default. Pages that are never visible together may share
-    defaults.
+    A shortcut that the user has assigned to one command is removed from all others: Qt runs neither of two commands
+    with the same shortcut, and a new version of the app may add a conflicting default. Pages that are never visible
+    together may have the same defaults.
     """
     effective: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
@@ -104,7 +104,7 @@ class CommandAction(QAction):
 
     @property
     def title(self) -> str:
-        """Return the translated title. Unlike `text()`, it never includes the name of the edit to undo."""
+        """Return the translated title, without the name of an edit that `text()` includes for Undo and Redo."""
         return QCoreApplication.translate("Action", self.action.title)
 
     def keys(self) -> list[str]:
@@ -118,7 +118,7 @@ class CommandAction(QAction):
         self.setToolTip(" ".join([tip, *(f"({key})" for key in self.keys()[:1])]))
 
     def with_icon(self) -> CommandAction:
-        """Return the action with its icon, which is drawn on first use: most commands are never shown."""
+        """Return this action after setting its icon; icons are drawn on first use, as most are never shown."""
         if not self._drawn and self.action.icon:
             self._drawn = True
             set_icon(self, self.action.icon)
@@ -152,7 +152,7 @@ class Commands(QObject):
         self._menus: dict[Menu, QMenu] = {}
         self._own = own or {}
         self._scheduled = False
-        """Whether a refresh is scheduled, by a queued signal: pages built in the background would delay a timer."""
+        """Whether a refresh is scheduled. A queued signal runs it: pages built in the background would delay timers."""
         self._requested.connect(self._refresh, Qt.ConnectionType.QueuedConnection)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:
@@ -190,7 +190,7 @@ class Commands(QObject):
             command.set_keys(keys[name])
 
     def refresh(self) -> None:
-        """Schedule an update of all actions for after the current event."""
+        """Schedule an update of all actions, to run after the current event."""
         if not self._scheduled:
             self._scheduled = True
             self._requested.emit()
@@ -234,7 +234,7 @@ class Commands(QObject):
                 command.with_icon()
 
     def _remove(self, made: Iterable[CommandAction]) -> None:
-        """Remove the commands of a destroyed widget, unless they were replaced."""
+        """Remove the commands of a destroyed widget, except those that a rebuilt widget has replaced."""
         for command in made:
             if self._commands.get(command.action.id) is command:
                 del self._commands[command.action.id]

@@ -89,7 +89,11 @@ class Coach(QFrame):
 
 @dataclass(frozen=True, slots=True)
 class TourStep:
-    """One step: `go` names the `Tour` method that shows its page; `act` is a button's title, `do` its method."""
+    """One step of the tour.
+
+    `go` names the `Tour` method that shows the step's page. `act` is the title of its action button, if any; a click
+    calls the `Tour` method named by `do`.
+    """
 
     title: str
     words: str
@@ -174,7 +178,7 @@ class Tour(QObject):
         show_runs: Callable[[PageCallback | None], None],
         parent: QWidget,
     ) -> None:
-        """Start the tour; `place` is the layout for its panel, and the two functions show the window's pages."""
+        """Start the tour. Its panel is added to `place`; `show_pictures` and `show_runs` show these pages."""
         super().__init__(parent)
         self._session, self._notices = session, notices
         self._show_images_page, self._show_runs_page = show_pictures, show_runs
@@ -211,7 +215,7 @@ class Tour(QObject):
         self._run_on_worker(demo_images, self._open)
 
     def show_caption(self) -> None:
-        """Select the demo's first image, to show its caption; if not loaded yet, `_on_view_shown` selects it."""
+        """Select the demo's first image to show its caption; `_on_view_shown` selects it if it loads later."""
         self._show_images_page()
         self._choose_first()
 
@@ -254,7 +258,7 @@ class Tour(QObject):
             view.select([first], first)
 
     def _on_view_shown(self) -> None:
-        """Select the first image if the images were loaded only after the step was shown."""
+        """Select the first image if the caption step was shown before the images were loaded."""
         if STEPS[self._index].go == "show_caption" and self._session.view.current is None:
             self._choose_first()
 
@@ -268,7 +272,7 @@ class Tour(QObject):
         self._session.datasets.open(folder)  # without showing its page: the tour may be at another step
 
     def _with_job(self, then: Callable[[Path], None]) -> None:
-        """Call `then` with the demo's job; write the job file on first use."""
+        """Call `then` with the path of the demo's job file, which is written on first use."""
         if self._job is not None:
             then(self._job)
             return

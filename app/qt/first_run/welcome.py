@@ -41,11 +41,11 @@ _ICONS: dict[Sign, tuple[str, str]] = {
     "waiting": ("more", "muted"),
 }
 _ENOUGH_BYTES = 20 * 10**9
-"""Bytes of free space for one or two bases, caches and some runs; `doctor` uses a lower limit."""
+"""Free space, in bytes, that is enough for one or two base models, caches and some runs; `doctor` requires less."""
 
 
 class CheckLine(QWidget):
-    """Result line: an icon and a plain text with the same meaning."""
+    """Line with the result of a check: an icon, and plain text with the same meaning."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -58,7 +58,7 @@ class CheckLine(QWidget):
         row.addWidget(self.words, 1)
 
     def say(self, kind: Sign, words: str) -> None:
-        """Show a result."""
+        """Show the icon for this kind of result, and these words."""
         set_icon(self._icon, *_ICONS[kind])
         self.words.setText(words)
 

@@ -40,7 +40,10 @@ class ImageImporter(QObject):
         self.import_data(QGuiApplication.clipboard().mimeData())
 
     def import_data(self, data: QMimeData) -> None:
-        """Open folders, copy image files, save image data; LoRAs and presets open on their own pages."""
+        """Import dropped or pasted data: open folders, copy image files, or save image data as a file.
+
+        LoRAs and presets open on their own pages.
+        """
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
         if paths:
             self._session.navigator.open_paths(paths, while_alive(self, self._on_sorted))

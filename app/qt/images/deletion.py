@@ -19,7 +19,7 @@ from trainer.errors import DatasetError, ImpastoError
 
 @dataclass
 class TrashedFiles:
-    """Images and files in one deletion."""
+    """What one deletion moved: the ids of the removed images, and their files."""
 
     images: list[int] = field(default_factory=list)
     moved: list[tuple[Path, Path | None]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class TrashedFiles:
 
 
 def trash_images(images: Iterable[LibraryImage], shared: Callable[[LibraryImage], bool]) -> TrashedFiles:
-    """Move images to the trash, with captions and masks unless other images use the same files (`shared`).
+    """Move images to the trash, each with its caption and mask unless `shared` says that others use those too.
 
     The image is moved first; if that fails, its caption and mask are not moved.
     """
@@ -57,7 +57,7 @@ def trash_images(images: Iterable[LibraryImage], shared: Callable[[LibraryImage]
 
 
 def restore_files(trashed: TrashedFiles) -> list[Path]:
-    """Move trashed files back; return the original paths of those that failed. Never overwrites a file."""
+    """Move files back from the trash without overwriting any; return the original paths of those that failed."""
     from app.core.disk.reading import file_state
 
     left = []
@@ -89,7 +89,7 @@ def trash_file(path: Path, trashed: TrashedFiles) -> bool:
 
 
 def _record(in_trash: Path) -> Path:
-    """Return the path of the file's .trashinfo file, which exists only on Linux."""
+    """Return the path of the .trashinfo file for a file in the trash; only Linux has such files."""
     return in_trash.parent.parent / "info" / f"{in_trash.name}.trashinfo"
 
 
@@ -146,7 +146,7 @@ class TrashStep(QObject):
             self.done.emit()
 
     def undo(self, ended: Ended) -> None:
-        """Restore the files without overwriting any; pass `ended` an error about those that failed."""
+        """Restore the files without overwriting any; call `ended` with None, or an error about those that failed."""
         self.in_trash, trashed = False, self._trashed
         selection = self._selection()
 

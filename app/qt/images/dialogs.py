@@ -74,7 +74,7 @@ class ImageStepDialog(QDialog):
 
     @property
     def image(self) -> LibraryImage | None:
-        """Return the current image; None if there is none."""
+        """Return the current image; None if there is none or it is no longer in the library."""
         return self._session.library.images.get(self._ids[self._index]) if self._ids else None
 
     def _index_after(self, by: int) -> int:

@@ -39,7 +39,7 @@ _ROWS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _INSET = 12
 _ANNOUNCED = frozenset({"rating", "excluded", "mask", "problem"})
 _DESCRIBED = _ANNOUNCED | {"caption"}
-"""Fields in an image's accessible description; captions are not announced: typing is already read aloud."""
+"""Image fields in the accessible description. A changed caption is not announced: typing is read aloud anyway."""
 _CENTERED = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
 
 
@@ -104,7 +104,7 @@ class Grid(QAbstractScrollArea):
         return QRect(left, top - self.verticalScrollBar().value(), width, height)
 
     def set_side(self, side: int) -> None:
-        """Change the size of the images; the current one, if visible, or else the first stays visible."""
+        """Change the size of the images; the current image, if visible, or else the first visible one stays in view."""
         side = max(SIDES[0], min(SIDES[1], side))
         if side != self.side:
             visible_id = self._image_to_keep()

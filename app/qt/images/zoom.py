@@ -52,7 +52,7 @@ class FullImageLoader:
         self._future: Future[FullImage] | None = None
 
     def load(self, image: LibraryImage, longest: int, done: Callable[[FullImage | str], None]) -> None:
-        """Load an image and pass `done` the image, or why it cannot be shown; canceled requests never call it.
+        """Load an image and call `done` with it, or with why it cannot be shown; after `drop`, do not call `done`.
 
         `longest` is the longer side of the view in device px.
         """
@@ -329,7 +329,7 @@ class ZoomArea(QWidget):
 
 
 def _start(room: float, length: float, middle: float) -> float:
-    """Return the image's start on one axis: centered if the image fits, otherwise with no gap at either end."""
+    """Return where the image starts on one axis: centered if it fits, otherwise with no gap at either end."""
     if length <= room:
         return (room - length) / 2
     return min(0.0, max(room - length, room / 2 - middle * length))

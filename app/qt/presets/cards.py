@@ -93,7 +93,7 @@ def cost_line(outlook: CostEstimate | None) -> str:
 
 
 def cost_text(outlook: CostEstimate | None, gpu: str) -> str:
-    """Return a preset's training time, memory and fit in sentences."""
+    """Return sentences about a preset's training time and memory on a GPU, and the fit that it would use."""
     if outlook is None:
         return QCoreApplication.translate("Presets", "Computing time and memory…")
     if outlook.answer is None:
@@ -433,7 +433,7 @@ def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
 
 
 def _row(key: str, before: str, after: str) -> Row:
-    """Return one table row; choices look the same as on the Train page, free text keeps its quotes."""
+    """Return one table row. Choices are shown without quotes, as on the Train page; free text keeps its quotes."""
     names = {f'"{choice}"': str(choice) for choice in choices_of(key) if isinstance(choice, str)}
     texts = (full_title(key), names.get(before, before), names.get(after, after))
     return Row(texts, tip=f"{key}\n{doc_of(key)}".strip())

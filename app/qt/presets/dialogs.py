@@ -213,7 +213,7 @@ class ReceiveDialog(QDialog):
         return self.tr("Differs from defaults")
 
     def _update_buttons(self) -> None:
-        """Update the buttons for the entered name, which decides between adding and replacing a preset."""
+        """Update the buttons: the entered name decides whether this adds a preset or replaces the user's own."""
         name, former = self.name.text().strip(), self.received.existing
         replaces = former is not None and same_name(name, former.preset.name)
         self.keep.setText(self.tr("Replace mine") if replaces else self.tr("Add preset"))

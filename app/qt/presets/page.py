@@ -155,7 +155,7 @@ class PresetsPage(Page):
         super().__init__(session, commands)
         self._wanted: Path | None = None
         self._broken: set[tuple[Path, str]] = set()
-        """Unusable files with the reason, each of which is reported only once."""
+        """Unusable files with the reason; each pair is reported only once."""
         self._cost_timer = QTimer(self)
         self._cost_timer.setSingleShot(True)
         self._cost_timer.setInterval(_COST_DELAY)
@@ -197,7 +197,7 @@ class PresetsPage(Page):
         return self.chosen is not None and self.chosen.origin != "built-in"
 
     def has_image(self) -> bool:
-        """Return whether the selected preset has an image that it can be embedded in."""
+        """Return whether the selected preset has a preview image, in which it can be embedded."""
         return self.chosen is not None and self.chosen.preset.preview is not None
 
     def use(self) -> None:
@@ -235,7 +235,7 @@ class PresetsPage(Page):
         self._save(self.tr("Presets (*.toml)"), ".toml")
 
     def save_image(self) -> None:
-        """Save the selected preset as its image, with the preset embedded."""
+        """Save the selected preset's image, with the preset embedded in it."""
         self._save(self.tr("Images (*.png)"), ".png")
 
     def copy_text(self) -> None:
@@ -386,7 +386,7 @@ class PresetsPage(Page):
         return button
 
     def _on_presets_changed(self) -> None:
-        """Show the current library, select the requested or previous preset, and report unusable files."""
+        """Show the library's presets, select the requested or else the previous one, and report unusable files."""
         shelf = self.session.presets.entries
         if shelf is None:
             return

@@ -40,7 +40,7 @@ from trainer.errors import ImpastoError
 
 _Field = TypeVar("_Field", bound=QWidget)
 Make = Callable[[Sequence[SnapshotCaption], Lines], Edit]
-"""Function that makes the edit on a worker, using the form's values."""
+"""Function that makes the edit from the captions, using the form's values; it runs on a worker."""
 _SCOPES: tuple[Scope, ...] = ("all", "shown", "selected")
 _PAUSE_MS = 120
 """Milliseconds without input after which the preview is updated."""

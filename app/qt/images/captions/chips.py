@@ -243,7 +243,10 @@ class Chip(QAbstractButton):
 
 
 def chips_of(text: str, found: Sequence[TagSpan], lines: Lines) -> Sequence[ChipData]:
-    """Return the chips for one caption; a tag is repeated if it occurs earlier in the caption or line."""
+    """Return the chips for one caption.
+
+    A tag is marked as repeated if it occurs earlier in the caption, or in its line if each line is a separate caption.
+    """
     chips, seen = [], set()
     for piece in found:
         row = text.count("\n", 0, piece.start) if lines == "variants" else 0
@@ -301,7 +304,7 @@ class ChipBoard(QWidget):
         self.setAccessibleName(self.tr("Tags"))
 
     def show_chips(self, chips: Sequence[ChipData], movable: bool) -> None:
-        """Replace the chips; the focus keeps its index, and an open edit field follows its tag."""
+        """Replace the chips; the focus stays at the same index, and an open edit field moves with its tag."""
         self._follow_edit(chips)
         focused = self._focused()
         self._movable = movable
@@ -320,7 +323,7 @@ class ChipBoard(QWidget):
             self.choose(min(focused, len(self.chips) - 1))
 
     def choose(self, number: int) -> None:
-        """Focus a chip; an index past the last one moves the focus off the board."""
+        """Focus the chip at this index; an index past the last chip moves the focus off the board."""
         if not 0 <= number < len(self.chips):
             if number >= len(self.chips) or not self.chips:
                 self.left.emit()
@@ -414,7 +417,10 @@ class ChipBoard(QWidget):
         self.choose(goals[key] if key in goals else self._beside(number, 1 if key == int(_Key.Key_Down) else -1))
 
     def _beside(self, number: int, down: int) -> int:
-        """Return the index of the chip above or below; the number of chips if there is no row below."""
+        """Return the index of the nearest chip in the row below (`down` is 1) or above (`down` is -1).
+
+        If there is no row above, return `number`; if there is none below, return the number of chips.
+        """
         here = self.chips[number].geometry().center()
         rows = sorted({chip.y() for chip in self.chips})
         row = rows.index(self.chips[number].y()) + down

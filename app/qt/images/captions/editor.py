@@ -1,4 +1,4 @@
-"""The caption editor: shows one or more captions as tag chips, and one also as text, always in sync."""
+"""The caption editor: shows captions as tag chips, and a single caption also as text; the two stay in sync."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CaptionEditor(QWidget):
 
     message_shown = Signal(str)
     focus_returned = Signal()
-    """Requests that the images get the focus back."""
+    """Emitted when the focus should return to the images."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -297,7 +297,7 @@ class CaptionEditor(QWidget):
             self._on_view_changed()
 
     def _show(self) -> None:
-        """Show the current captions."""
+        """Show the captions of the images to edit."""
         self._cancel_summary()
         one = len(self._chosen) == 1
         self.line.setVisible(bool(self._chosen))
@@ -335,7 +335,7 @@ class CaptionEditor(QWidget):
         self._measure()
 
     def _summarize(self) -> None:
-        """Summarize several captions; above `AT_ONCE`, on a worker."""
+        """Summarize several captions and show the result; summarize more than `AT_ONCE` captions on a worker."""
         self._cancel_summary()
         if len(self._chosen) < 2:
             self._show_many(Summary(0, (), (), 0, 0))
@@ -449,7 +449,10 @@ class CaptionEditor(QWidget):
             self._session.history.do(Edit(name, (ValueChange(image.id, "caption", image.caption, text),)))
 
     def _edit_all(self, make: Callable[[Sequence[SnapshotCaption]], Edit], nothing: str = "") -> None:
-        """Edit all captions; above `AT_ONCE`, on a worker, unless the window is closing."""
+        """Compute an edit of all captions with `make` and apply it; show `nothing` if it changes nothing.
+
+        A worker computes edits of more than `AT_ONCE` captions, unless the window is closing.
+        """
         self._end_typing()
         captions = CaptionSnapshots(self._chosen.images)
 

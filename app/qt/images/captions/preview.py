@@ -131,7 +131,7 @@ class ChangeList(QTreeView):
 
 
 def _font(font: QFont, *, strike: bool) -> QFont:
-    """Return the font that marks a difference, since color alone is not enough."""
+    """Return the font that marks a difference, struck out or bold and underlined: color alone is not enough."""
     result = QFont(font)
     result.setStrikeOut(strike)
     result.setUnderline(not strike)

@@ -180,7 +180,7 @@ class RestoreDialog(QDialog):
         self._compare()
 
     def _show_error(self, fault: OSError, remedy: str) -> None:
-        """Show an error; unlike edits, restoring is not retried automatically."""
+        """Show an error with its remedy, since restoring, unlike saving an edit, is not retried automatically."""
         reason = refusal(fault, Path(self.root))
         self.fault.setText(full_message(DatasetError(reason.code, reason.sentence, remedy)))
         self.fault.show()
@@ -191,7 +191,10 @@ def _restored_name(count: int) -> str:
 
 
 def _changed(backups: Backups, root: str) -> list[tuple[str, ChangeRow]]:
-    """Return a dataset's changed caption files with current and original text; raise OSError if unreadable."""
+    """Return the caption files in a dataset that differ from their originals, each with both texts in a row.
+
+    Raises OSError if a file cannot be read.
+    """
     found = []
     for version in backups.originals(root):
         file = Path(root, version.file)

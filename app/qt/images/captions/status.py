@@ -168,7 +168,7 @@ def _label(words: str, role: str, whole: str = "") -> QLabel:
 
 
 class EditTargets:
-    """Images to edit, without those hidden by a filter; `follow` updates them from the view."""
+    """Images to edit: those selected or the current one, unless hidden by a filter; `follow` updates them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -183,7 +183,7 @@ class EditTargets:
 
     @property
     def images(self) -> list[LibraryImage]:
-        """Return the images in order; they are looked up on first use, in 5 ms for 100,000 images."""
+        """Return the images in display order; looking them up on first use takes 5 ms for 100,000 images."""
         if self._images is None:
             self._images = list(map(self._session.library.images.__getitem__, self.order))
         return self._images
@@ -204,7 +204,7 @@ class EditTargets:
         return True
 
     def touched(self, altered: LibraryChange) -> bool:
-        """Return whether any selected image was altered, including hidden ones."""
+        """Return whether the change altered a selected image, even a hidden one, or the current image."""
         return not all(map(altered.altered.isdisjoint, self._parts))
 
 
@@ -232,7 +232,7 @@ class EditorTexts(QObject):
         return " ".join(parts)
 
     def of_one(self, image: LibraryImage, lines: Lines) -> StyledText:
-        """Return a text about one image: its caption, exclusion and problem."""
+        """Return a text about one image: the state of its caption, whether it is excluded, and its problem."""
         parts = [self._caption(image, lines)]
         role = "warning" if not (image.caption or "").strip() else "muted"
         if image.excluded:

@@ -27,7 +27,7 @@ CHUNK = 75
 Limit = Literal[75, 150, 225]
 LIMITS: tuple[Limit, ...] = (75, 150, 225)
 _MOST = 20_000
-"""Maximum characters to tokenize, which takes about 10 ms; ten times what training can use."""
+"""Maximum number of characters to tokenize, ten times what training can use; takes about 10 ms."""
 
 _Ends = Callable[[str], list[int]]
 _Holds = Callable[[str, str], bool]

@@ -150,7 +150,7 @@ class FilterField(QLineEdit):
     applied = Signal()
     """Emitted when Enter is pressed or the field is cleared."""
     settled = Signal()
-    """Emitted when the suggestions are closed without accepting one, which makes the text final."""
+    """Emitted when the suggestions are closed without accepting one; the typed text then counts as final."""
     left = Signal()
     """Emitted when the field loses the focus."""
     saved_requested = Signal()
@@ -167,7 +167,7 @@ class FilterField(QLineEdit):
         self.textEdited.connect(lambda _: self.propose(typing=True))
 
     def underline(self, faults: Iterable[QueryProblem]) -> None:
-        """Draw a wavy underline below these parts of the text, and remove all others.
+        """Draw a wavy underline below the parts of the text with these problems, and remove all others.
 
         QLineEdit has no text formats of its own; only an input method event can set them (QTBUG-46603).
         """
@@ -180,7 +180,7 @@ class FilterField(QLineEdit):
         QApplication.sendEvent(self, QInputMethodEvent("", marks))
 
     def propose(self, *, typing: bool = False) -> None:
-        """Show suggestions for the word at the cursor; if `typing`, only if a word ends there."""
+        """Show suggestions for the word at the cursor; if `typing`, none at the start or after a space."""
         text, cursor = self.text(), self.cursorPosition()
         wanted = not typing or (cursor > 0 and not text[cursor - 1].isspace())
         self.list.show_suggestions(self._propose(text, cursor) if wanted else [])
@@ -388,9 +388,10 @@ class FilterBox(QWidget):
         return self.field.hasFocus() and start < self.field.cursorPosition() <= end
 
     def _is_completed(self) -> bool:
-        """Return whether suggestions are shown for the word being typed, which matches no image yet.
+        """Return whether suggestions are shown and the term being typed matches no image yet.
 
-        Applying such a filter would empty the grid between two keystrokes. Raises QueryError.
+        Applying such a filter would empty the grid between two keystrokes. Raises QueryError if the text is not a valid
+        filter.
         """
         if not self.field.list.isVisible():
             return False

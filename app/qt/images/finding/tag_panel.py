@@ -97,7 +97,7 @@ ACTIONS = (
 
 
 class TagDelegate(QStyledItemDelegate):
-    """Delegate that paints a tag and a muted count, which makes the tags stand out."""
+    """Delegate that paints a tag and its count; the count is muted, so that the tag stands out."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
         """Paint background, tag and count."""
@@ -178,7 +178,10 @@ class TagModel(QAbstractListModel):
 
 
 def sort_tags(counts: Iterable[tuple[str, int]], order: Order) -> list[TagCount]:
-    """Sort tags in parts: on a worker, this lets the main thread run between parts."""
+    """Return the tags with their counts, sorted by count or by name.
+
+    Sorts in parts, so that the main thread can run between them when this is called on a worker.
+    """
     rows = [TagCount(*pair) for pair in counts]
     key = _by_count if order == "count" else _by_name
     parts = [sorted(rows[start : start + _PART], key=key) for start in range(0, len(rows), _PART)]
@@ -197,7 +200,7 @@ _Result = TypeVar("_Result")
 
 
 class TagView(QListView):
-    """List of tags with counts: click or Enter filters by a tag; with Ctrl, adds it; with Alt, excludes it."""
+    """List of tags with counts. A click or Enter filters by a tag; Ctrl adds it to the filter, Alt excludes it."""
 
     def __init__(self, name: str, use: Callable[[str, Qt.KeyboardModifier], None]) -> None:
         super().__init__()
@@ -414,7 +417,7 @@ class TagPanel(QWidget):
             self._request()
 
     def _on_selection_changed(self) -> None:
-        """On a worker, count the tags seen with the selected one; results for another tag are ignored."""
+        """On a worker, count the tags seen with the selected one; ignore the result if the selection has changed."""
         self._commands.refresh()
         tag = self.all.tag
         if tag is None:

@@ -41,7 +41,7 @@ class HealthChart(QWidget):
         raise NotImplementedError
 
     def step(self, by: int) -> None:
-        """Move to another part."""
+        """Move forward or back by this many parts, stopping at the first and the last."""
         parts = self.parts()
         if parts:
             self.current = min(max(self.current + by, 0), len(parts) - 1)
@@ -258,7 +258,7 @@ class ColumnChart(HealthChart):
 
 
 class SizeMap(HealthChart):
-    """Map of image widths and heights on log2 axes; images below the line are too small."""
+    """Chart of image widths and heights on log2 axes; images below the line have too small an area."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(name, parent)
@@ -268,7 +268,7 @@ class SizeMap(HealthChart):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
     def show_cells(self, cells: Sequence[SizeCell], resolution: int) -> None:
-        """Replace the cells; images with an area below `resolution` squared are too small."""
+        """Replace the cells; `resolution` squared is the minimum area of an image."""
         self.cells = sorted(cells, key=lambda cell: (cell.left, cell.top))
         self.resolution = resolution
         self.update()
@@ -278,7 +278,7 @@ class SizeMap(HealthChart):
         return [(self._place(cell), self.part_text(_bounds(cell), len(cell.ids)), cell.ids) for cell in self.cells]
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the grid, the cells and the line of minimum area."""
+        """Paint the grid, the cells and the line that marks the minimum area."""
         painter, scheme, field = QPainter(self), colors(), self._field()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         low, high = self._range()
@@ -302,7 +302,7 @@ class SizeMap(HealthChart):
         painter.end()
 
     def _paint_area_line(self, painter: QPainter, field: QRectF) -> None:
-        """Paint the line on which the area equals the resolution squared."""
+        """Paint the line of all sizes whose area equals the resolution squared."""
         painter.setClipRect(field)  # the line's ends are outside the chart
         painter.setPen(QPen(QColor(colors().warning), 1.5))
         low, _ = self._range()
@@ -311,7 +311,7 @@ class SizeMap(HealthChart):
         painter.setClipping(False)
 
     def _range(self) -> tuple[float, float]:
-        """Return log2 of the smallest and the largest side shown."""
+        """Return the ends of both axes: log2 of the smallest and the largest side that is shown."""
         sides = [side for cell in self.cells for side in (cell.left, cell.right, cell.top, cell.bottom)]
         sides += [self.resolution / 2, self.resolution * 2]
         return float(int(log2(min(sides)))), float(int(log2(max(sides)) + 0.999))

@@ -199,7 +199,10 @@ class CropCanvas(ZoomArea):
 
 
 class Cropper(ImageStepDialog):
-    """Crop dialog. A crop is an edit in the history and never changes the image file; Undo affects only crops."""
+    """Crop dialog.
+
+    A crop is an edit in the history and never changes the image file; Undo affects only crops made in this dialog.
+    """
 
     def __init__(
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
@@ -279,7 +282,7 @@ class Cropper(ImageStepDialog):
         return crop_preview(image.width, image.height, crop, self._recipe)
 
     def _on_pulled(self) -> None:
-        """Update the bucket and the share cropped off while the frame is dragged."""
+        """While the frame is dragged, show its bucket and the percentage of the image that is cropped off."""
         shown = self._shown(self.canvas.frame)
         if shown:
             self.facts.setText(self._facts(shown))
@@ -305,7 +308,7 @@ class Cropper(ImageStepDialog):
         return "   ·   ".join(parts)
 
     def _fill_shapes(self, shown: CropPreview | None) -> None:
-        """List the buckets that the dataset already uses: images in the same bucket can be batched together."""
+        """List the buckets that the dataset already uses, since images in the same bucket can be batched together."""
         shapes = {cast("tuple[int, int]", shape) for shape in self._session.health.image_index.all("bucket")}
         shapes |= {shown.bucket} if shown else set()
         ordered = sorted(shapes, key=lambda shape: (-shape[0] / shape[1], shape))

@@ -40,7 +40,7 @@ _LICENSES = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "
 
 
 def destination_name(destination: Destination) -> str:
-    """Return a LoRA folder's display name: its program, or the nearest folder with a distinctive name."""
+    """Return a LoRA folder's display name: that of its program, or else of the nearest distinctively named folder."""
     folder = destination.folder
     names = (path.name for path in (folder, *folder.parents) if path.name and path.name.lower() not in _COMMON_NAMES)
     return destination.kind or next(names, str(folder))
@@ -98,7 +98,7 @@ class ExportDialog(QDialog):
         )
 
     def add_folder(self, folder: Path) -> None:
-        """Add a folder to the list, select it, and request that it is remembered."""
+        """Add a folder to the list, select it, and emit `folder_chosen`."""
         self.folder_box.insertItem(0, f"{folder.name}   {folder}", str(folder))
         self.folder_box.setCurrentIndex(0)
         self.folder_chosen.emit(folder)
@@ -197,14 +197,14 @@ class ExportDialog(QDialog):
 
 
 class Exporting(QObject):
-    """Runs exports for a panel and remembers the last folder."""
+    """Runs exports for a panel, and remembers the folder used last."""
 
     notified = Signal(str, str, object)
     failed = Signal(object)
     opened = Signal(object)
     """Dialog that the panel should open."""
     used = Signal()
-    """Emitted when `destination` has changed."""
+    """Emitted when the result of `destination` has changed."""
 
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
@@ -216,7 +216,7 @@ class Exporting(QObject):
         return self._used or next(iter(self._session.models.destinations()), None)
 
     def ask(self, candidate: Candidate, image: Path | None) -> None:
-        """Ask for the folder and the metadata, starting from those in the file, and export the LoRA."""
+        """Ask for the folder and the metadata (by default, the file's), then export the LoRA."""
         self._with_about(candidate, image, lambda summary: self._ask(candidate, summary))
 
     def send(self, candidate: Candidate, image: Path | None, destination: Destination) -> None:
