@@ -279,7 +279,7 @@ class PageLoader(QObject):
         self._begin()
 
     def _on_load_failed(self, fault: BaseException) -> None:
-        """Build the pages anyway: only those that need the missing module will fail."""
+        """Build the pages anyway, since only those that need the failed module will fail; report the exception."""
         self._on_loaded()
         raise fault
 

@@ -78,7 +78,7 @@ def trash_files(paths: Iterable[Path]) -> TrashedFiles:
 
 
 def trash_file(path: Path, trashed: TrashedFiles) -> bool:
-    """Move one file to the trash and add it to `trashed`; return False if that fails."""
+    """Move one file to the trash and record it in `trashed`; return False if it could not be moved."""
     file = QFile(str(path))
     if not file.moveToTrash():
         return False

@@ -247,7 +247,7 @@ class Grid(QAbstractScrollArea):
     # Mouse
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Select the clicked image, or start a rubber band between images."""
+        """Select the clicked image, or start a rubber band if the click is not on an image."""
         place = event.position().toPoint()
         index = self._at(place)
         number = self._view.ids[index] if index is not None else None
@@ -267,7 +267,7 @@ class Grid(QAbstractScrollArea):
         self._view.select(self._selected_before, self._view.current)
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Resize the rubber band."""
+        """Resize the rubber band and select the images in it."""
         if self._pressed is None:
             return
         place = event.position().toPoint()
@@ -325,7 +325,7 @@ class Grid(QAbstractScrollArea):
     # Keyboard and selection
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Move to another image (Shift extends the selection, Ctrl keeps it), select it, or open it."""
+        """Move to another image (Shift: extend the selection; Ctrl: keep it), or toggle or open the current one."""
         target = self._target(event.key())
         if target is not None:
             self._move_to(target, event.modifiers())

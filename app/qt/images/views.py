@@ -194,7 +194,7 @@ class ImageViews(QWidget):
         return self._session.view.current in self._session.library.images
 
     def has_targets(self) -> bool:
-        """Return whether there is an image to work on."""
+        """Return whether any shown image is selected, or there is a current image."""
         return bool(self._session.view.scope()) or self.has_current()
 
     def can_compare(self) -> bool:

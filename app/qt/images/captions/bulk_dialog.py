@@ -318,7 +318,7 @@ class BulkDialog(QDialog):
 
     @property
     def scope(self) -> Scope:
-        """Return the selected scope."""
+        """Return which captions to edit: all, those of the shown images, or those of the selected images."""
         return next(scope for scope, button in self.scopes.items() if button.isChecked())
 
     # --- building

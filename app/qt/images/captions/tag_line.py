@@ -84,7 +84,7 @@ class TagLine(TagField):
     """
 
     submitted = Signal(str, bool)
-    """The tags to add, and whether to add them at the start."""
+    """The typed text with the tags to add, and whether to add them at the start."""
     stepped = Signal(int)
     back = Signal()
     left = Signal()

@@ -195,7 +195,7 @@ class CaptionText(QPlainTextEdit):
             super().keyPressEvent(event)
 
     def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Signal the end of typing."""
+        """Emit `paused`, which ends the current undo step."""
         super().focusOutEvent(event)
         self.paused.emit()
 

@@ -84,7 +84,7 @@ class MaskPainter(ImageStepDialog):
             self._save(lambda: self._show_index(place))
 
     def remove(self) -> None:
-        """Remove the mask file, so that the whole image is trained."""
+        """Remove the mask file, or clear the mask if it has no file; training then uses the whole image."""
         image, state, over = self.image, self.state, self._overwrite
         if image is None or state is None:
             self.fill(TRAINED)

@@ -148,7 +148,7 @@ def _scrolled(chart: HealthChart) -> QScrollArea:
 
 
 class HealthPanel(QWidget):
-    """Panel of problems and charts; a click on a problem shows its images, a button fixes it.
+    """Panel of problems and charts. A click on a problem shows the images that have it; a button fixes it.
 
     `message_shown` carries messages for the status bar; `edit_requested` asks to focus the caption editor.
     """
@@ -222,7 +222,7 @@ class HealthPanel(QWidget):
         self._session.target.set("resolution", resolution)
 
     def has_chosen(self) -> bool:
-        """Return whether there is an image to work on."""
+        """Return whether an image is selected or current, so that the mask and crop dialogs can open."""
         return bool(self._chosen())
 
     def paint_masks(self) -> None:
