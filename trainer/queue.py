@@ -68,7 +68,7 @@ def _job_text(entry: Entry) -> str:
 
 
 class Worker:
-    """Worker that runs the entries of a queue; engines survive it, and the next worker takes them over.
+    """Worker that runs the entries of a queue; engines outlive it, and the next worker takes them over.
 
     `say` is called with a line of text for everything that happens.
     """
@@ -100,7 +100,7 @@ class Worker:
         return True
 
     def look(self) -> QueueSnapshot:
-        """Update ended entries, pass on requests, start waiting entries, and return the queue as it is then."""
+        """Record which entries ended, pass on requests, start waiting entries, and return the queue after that."""
         codes = self._ended_children()
         for entry in self._queue.record_dead_engines(
             lambda one: outcome(self._queue, one, codes.get(one.id)), self._children
@@ -204,7 +204,7 @@ class Worker:
                 self._requested[entry.id] = entry.wish, commands.send(run.commands, entry.wish)
 
     def _is_still_requested(self, entry: Entry) -> bool:
-        """Return whether the entry still has its pause or stop request, read from the queue again.
+        """Read the entry from the queue again and return whether it still has the same pause or stop request.
 
         A withdrawal clears the request in the entry before it withdraws the command from the run.
         """
@@ -237,7 +237,7 @@ def _left(reading: QueueSnapshot) -> bool:
 
 
 def _is_unread(sent: Path) -> bool:
-    """Return whether a command was not carried out: it was sent to an earlier attempt, or withdrawn in time."""
+    """Return whether a command will never be carried out: it was sent to an earlier attempt, or withdrawn."""
     answer = commands.answer(sent)
     return answer is not None and answer.outcome in ("void", "withdrawn")
 
@@ -308,7 +308,7 @@ def _note_run(queue: Queue, name: str, run: Path) -> None:
 
 
 def _early_end(entry: Entry, started: float) -> tuple[State, str]:
-    """Return the state and problem of an entry whose engine ended early, on request or ended by the system."""
+    """Return the state and problem of an entry whose engine ended early, on request or because of the system."""
     run = RunDirectory(entry.run) if entry.run else None
     status = run.read_status() if run else None
     if entry.wish == "stop" or (status and status.state == "stopped"):

@@ -16,7 +16,7 @@ _WINDOW = 50
 
 @dataclass
 class PhaseState:
-    """Progress of one phase; `seconds` counts completed stretches only, because other phases interrupt training."""
+    """Progress of one phase; `seconds` excludes the stretch since `started`, as other phases interrupt training."""
 
     done: int = 0
     total: int | None = None
@@ -30,7 +30,7 @@ class PhaseState:
 
 @dataclass
 class RunProgress:
-    """State of a run as known from its events; `update` adds the next event."""
+    """State of a run, derived from its events, which are passed to `update` in order."""
 
     phases: dict[events.Phase, PhaseState] = field(default_factory=dict)
     current: events.Phase | None = None
@@ -68,7 +68,7 @@ class RunProgress:
 
     @property
     def loss(self) -> float | None:
-        """Return the loss averaged over about the last fifty steps, without bias toward zero at the start."""
+        """Return the loss averaged over about the last 50 steps, not biased toward 0 at first; None before any step."""
         return self._average / self._weight if self._weight else None
 
     @property
@@ -79,7 +79,7 @@ class RunProgress:
 
     @property
     def step_seconds(self) -> float | None:
-        """Return the expected seconds per step: at first as forecast, later increasingly as measured."""
+        """Return the expected seconds per step: a mean of forecast and measurements; None if there is neither."""
         return expected_step_seconds(self._prefetched, [step.seconds for step in self._recent])
 
     def seconds_left(self, phase: events.Phase, now: float) -> float | None:

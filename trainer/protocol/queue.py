@@ -57,7 +57,7 @@ _INTERRUPTED = "The process was killed, or the computer shut down."
 @json_keys("id", "sentence")
 @dataclass(frozen=True)
 class QueueFault:
-    """Unusable file in the queue's folder; `id` is the id of the entry, empty for queue.json."""
+    """Unusable file in the queue's folder; `id` is the entry's id, or empty for queue.json."""
 
     id: str
     sentence: str
@@ -160,9 +160,9 @@ class Queue:
         return entry
 
     def add_run(self, run: Path, steps: int | None = None) -> Entry:
-        """Add an entry that continues a run; a run that is already in the queue keeps its place.
+        """Return an entry that continues a run: the run's entry in the queue, or a new one at the end if there is none.
 
-        If its entry is waiting or running, that entry is returned unchanged.
+        An existing entry keeps its place. It waits again if it was neither waiting nor running.
         """
         run = run.absolute()
         with self.editing():
@@ -174,7 +174,7 @@ class Queue:
             return self._write(requeued(former, steps))
 
     def put(self, entry: Entry) -> Entry:
-        """Add an entry that `new_entry` made."""
+        """Add an entry created with `new_entry` at the end of the queue, and return it."""
         with self.editing():
             return self._append(entry)
 
@@ -188,7 +188,7 @@ class Queue:
                 path.unlink(missing_ok=True)
 
     def clear(self, states: Collection[State] = ENDED, age: float = 0.0) -> None:
-        """Remove the entries that ended in one of these states at least `age` seconds ago."""
+        """Remove the entries in one of `states` that were last changed at least `age` seconds ago."""
         for entry in self.entries():
             if entry.state in states and self._age(entry) >= age:
                 self.remove(entry.id)
@@ -211,7 +211,7 @@ class Queue:
         return self._end(name, "pause", "paused", ("waiting",))
 
     def stop(self, name: str) -> Entry:
-        """Stop a running entry, which also saves its LoRA; a waiting or paused entry leaves the queue."""
+        """Stop an entry: a running one also saves its LoRA, one that is not running is only marked as stopped."""
         return self._end(name, "stop", "stopped", ("waiting", "paused", "interrupted"))
 
     def withdraw(self, name: str) -> Entry:
@@ -265,7 +265,7 @@ class Queue:
                     self._write(requeued(entry))
 
     def set_hold_on_failure(self, hold: bool) -> None:
-        """Set whether a failure puts the queue on hold or the next entry starts."""
+        """Set whether every failure puts the queue on hold; otherwise the next entry starts."""
         with self.editing():
             self._change_settings(hold_on_failure=hold)
 
@@ -288,22 +288,22 @@ class Queue:
             raise _refused(self.folder, error) from error
 
     def change(self, name: str, change: Callable[[Entry], Entry]) -> Entry:
-        """Replace an entry with the result of `change`."""
+        """Replace an entry with the one that `change` returns for it, and return that."""
         with self.editing():
             return self._write(change(self.get(name)))
 
     def record_outcome(self, name: str, state: State, problem: str = "") -> Entry:
-        """Record how an entry ended; put the queue on hold after a failure or interruption if that is enabled."""
+        """Record how an entry ended; if it failed or was interrupted, put the queue on hold if the settings say so."""
         with self.editing():
             return self._conclude(self.get(name), state, problem)
 
     def record_dead_engines(
         self, outcome: Callable[[Entry], tuple[State, str]], alive: Collection[str] = ()
     ) -> list[Entry]:
-        """Record the end of running entries whose engine is gone, and return those entries.
+        """Record how the running entries ended whose engine is gone, and return those entries.
 
-        `outcome` returns the state and the problem as a sentence. Entries in `alive` have just started and may not
-        hold their lock yet, so they are skipped.
+        `outcome` returns an entry's state and a sentence that says what went wrong. Entries in `alive` have just
+        started and may not hold their lock yet, so they are skipped.
         """
         with self.editing():
             gone = [one for one in self.entries() if one.state == "running" and one.id not in alive]
@@ -332,7 +332,7 @@ class Queue:
         return self._write(dataclasses.replace(entry, state=state, problem=problem, wish=None, pid=None))
 
     def _end(self, name: str, request: EndRequest, state: State, at_once: tuple[State, ...]) -> Entry:
-        """Store a pause or stop request for a running entry; in one of the `at_once` states, change its state now."""
+        """Store a pause or stop request in a running entry; set `state` at once in an entry with an `at_once` state."""
 
         def end(entry: Entry) -> Entry:
             if entry.state == "running":
@@ -447,7 +447,7 @@ def outcome(queue: Queue, entry: Entry, code: int | None = None) -> tuple[State,
 
 
 def _recorded_outcome(run: RunDirectory, before: int) -> tuple[State, str] | None:
-    """Return the outcome that the run recorded; None if none was recorded after the first `before` attempts."""
+    """Return the state and problem that the run recorded; None if only the first `before` attempts recorded any."""
     try:
         state, status = run.state(), run.read_status()
     except RunError as error:

@@ -18,7 +18,7 @@ from trainer.protocol.records import json_keys, moment
 from trainer.protocol.text import in_json
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
-"""A paused or interrupted entry keeps its place; "interrupted" means that its engine stopped unexpectedly."""
+"""State of an entry. Paused and interrupted ones keep their place; "interrupted": the engine ended unexpectedly."""
 EndRequest = Literal["pause", "stop"]
 
 VERSION = 1
@@ -52,7 +52,7 @@ class Entry:
     problem: str = ""
     """Sentence that says why the entry failed or was interrupted."""
     steps: int | None = None
-    """Total steps of the run; None: unchanged."""
+    """New total number of steps of the run; None: unchanged."""
     hold: bool = False
     """Whether a failure of this entry puts the queue on hold."""
     wish: EndRequest | None = None
@@ -160,7 +160,7 @@ def _job_text(job: Path) -> str:
 
 
 def versioned(fields: object) -> Mapping[str, object]:
-    """Return the fields of a file if this version supports it; raises NewerVersionError, TypeError or KeyError."""
+    """Return a file's fields if this version can read them; raises NewerVersionError, TypeError or KeyError."""
     if not isinstance(fields, dict):
         raise TypeError("it is not a JSON object")
     if typed(fields, "version", int) > VERSION:

@@ -80,7 +80,7 @@ class UnusableFileError(ImpastoError, ValueError):
 
 
 class UnopenableFileError(UnusableFileError, OSError):
-    """Error for a path that is no regular file or too large; also an OSError, for code that only opens or copies."""
+    """Error for a path that is not a regular file or is too large; an OSError too, for code that handles only that."""
 
 
 def unusable(source: object, code: str, reason: str) -> UnusableFileError:
@@ -256,8 +256,8 @@ def parse_toml(text: str, source: object = "", *, finite: bool = True) -> dict[s
 def parse_yaml(text: str, source: object = "") -> Any:
     """Return the value of a YAML text with every scalar as a string; raises UnusableFileError.
 
-    Aliases are refused, because a kilobyte of them can expand to gigabytes. A first pass finds aliases, and
-    nesting that would overflow the stack in the second pass.
+    Aliases are refused, because a kilobyte of them can expand to gigabytes. A first pass finds aliases, and nesting
+    that would overflow the stack in the second pass.
     """
     import yaml  # imported here: takes 20 ms, which would delay the first window
 
@@ -328,7 +328,7 @@ def _require_modest_syntax(text: str, source: object) -> None:
 
 
 def _require_modest(value: Any, source: object, deepest: int) -> None:
-    """Raise UnusableFileError for deep nesting and large integers; walk the levels without recursion."""
+    """Raise UnusableFileError for integers over 64 bits and nesting over `deepest`; does not recurse."""
     level = [value]
     for _ in range(deepest + 1):
         found: list[Any] = []

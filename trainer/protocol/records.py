@@ -43,7 +43,7 @@ def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
 
 
 def to_record(value: Any) -> Any:
-    """Return a value as plain data for JSON: dataclasses, also nested ones, become tables with their keys.
+    """Return a value as plain data for JSON: dataclasses, including nested ones, become tables under their JSON keys.
 
     Raises TypeError for a dataclass without `json_keys`.
     """
@@ -58,9 +58,9 @@ def to_record(value: Any) -> Any:
 
 
 def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False) -> T:
-    """Return a `kind` built from the table `found`; unknown keys, such as a newer version's, are skipped.
+    """Return an instance of `kind` built from the table `found`; unknown keys (of newer versions) are skipped.
 
-    Lists are accepted as tuples and, with `null_floats`, null as a float. Raises TypeError for a missing field, a
+    A list is accepted for a tuple and, with `null_floats`, null for a float. Raises TypeError for a missing field, a
     value of the wrong type, or a `found` that is not a mapping.
     """
     if not isinstance(found, Mapping):
@@ -76,7 +76,7 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
 
 
 def moment(value: Any) -> float:
-    """Return a Unix time in seconds if it can be shown as a date; raises ValueError or TypeError otherwise."""
+    """Return `value` if it is a Unix time that can be shown as a date; raises ValueError or TypeError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("a time is not a number")
     if not 0 <= value < _LAST_MOMENT:
@@ -90,7 +90,7 @@ def _is_needed(field: dataclasses.Field[Any]) -> bool:
 
 @lru_cache(maxsize=256)
 def _names(kind: type, required: bool = False) -> Mapping[str, str]:
-    """Return the attribute names of a dataclass by key; without `json_keys`, the keys are the names."""
+    """Return a dataclass's attribute names by JSON key; without `json_keys`, the names themselves are the keys."""
     names = [field.name for field in dataclasses.fields(kind)]
     keys = getattr(kind, _KEYS, None)
     if keys is None and required:
@@ -156,13 +156,13 @@ RENAMED_KEYS: Mapping[str, str] = {
     "card": "gpu",
     "preview.picture": "image",
 }
-"""Current last part of each renamed key in jobs and presets, by its former dotted key (without list indices)."""
+"""New last part of each renamed key in jobs and presets, by the former dotted key (without list indices)."""
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {"dataset.folders.kind": {"regularisation": "regularization"}}
 """Current names of renamed values, by the key's former dotted name and the former value."""
 
 
 def renamed(data: Any, path: str = "") -> Any:
-    """Return the data of a job, a preset, or a part of one, under the current names.
+    """Return the data of a job, a preset, or a part of one, with former key and value names replaced by current ones.
 
     `path` is the part's dotted key in its file, such as "recipe" for a recipe alone. If data contains a key under both
     its old and its new name, the old name stays, so that validation reports it.
@@ -193,7 +193,7 @@ def renamed_key(key: str) -> str:
 
 
 def renamed_flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job's values, by dotted key, under the current names."""
+    """Return a job's values by dotted key, with former names replaced by current ones."""
     return {renamed_key(key): renamed(value, _without_indices(key)) for key, value in facts.items()}
 
 

@@ -15,7 +15,7 @@ from trainer.protocol.records import build, json_keys, to_record
 @json_keys("allocated", "reserved", "device")
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of one phase on the training device."""
+    """Peak memory of one phase on the training device, in bytes."""
 
     allocated: int
     """Peak bytes allocated by PyTorch."""
@@ -48,7 +48,7 @@ class CachingReport:
     count: int
     seconds: float
     decode: float | None
-    """Images per second if decoding never waited for another stage; None for texts."""
+    """Images per second that decoding would reach without waiting for the other stages; None for texts."""
     encode: float
     write: float
 
@@ -82,7 +82,7 @@ class RunReport:
     exhausted: int = 0
     """Number of times that memory ran out."""
     caching: Mapping[str, CachingReport] = field(default_factory=dict)
-    """Encoding speed by phase, from the pass that encoded the most; phases that encoded nothing are absent."""
+    """Encoding speed by phase, from the pass with the most entries; phases in which nothing was encoded are absent."""
 
 
 def write_report(path: Path, report: RunReport) -> None:

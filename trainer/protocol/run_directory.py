@@ -249,7 +249,7 @@ def known_runs() -> list[Path]:
 
 
 def forgotten_runs() -> set[Path]:
-    """Return the folders of runs that the user removed from the list, even of runs started again since then."""
+    """Return the folders of runs that the user removed from the list, including those started again since."""
     try:
         lines = read_text(places.runs_list(), "list").split("\n")
     except (OSError, UnusableFileError):

@@ -38,7 +38,7 @@ class LoraUse:
 
 
 class Renderer:
-    """Renders images with a base that stays in memory and LoRAs that can be exchanged."""
+    """Renders images with a base that stays in memory and LoRAs that can be replaced."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Renderer:
             self._uses = tuple(loras)
 
     def render(self, prompt: PromptConfig, width: int, height: int, on_step: OnStep = lambda *_: None) -> Image.Image:
-        """Return an image of ``width`` by ``height`` pixels; raise BaseModelError if its values are NaN or infinity."""
+        """Return an image of ``width`` by ``height`` pixels; raise BaseModelError if it has NaN or infinite values."""
         source = self.source
         sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
         positive, negative = (self._encode(text) for text in (prompt.prompt, prompt.negative))

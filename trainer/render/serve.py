@@ -139,7 +139,7 @@ class RenderService:
         self._gpu_lock = contextlib.ExitStack()
 
     def work(self, turn: ActiveRequest) -> Answer:
-        """Execute a request; raise ImpastoError if it fails."""
+        """Execute a request and return an empty answer; raise ImpastoError if it fails."""
         if "do" in turn.request:
             if turn.request["do"] == "free":
                 self.free()

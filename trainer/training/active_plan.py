@@ -89,8 +89,8 @@ class ActivePlan:
     def forbidden(self, step: int, phase: ForecastPhase) -> dict[str, Any]:
         """Return the changes that would help ``phase`` at ``step`` but are prevented by keys that the user set.
 
-        Contains the smallest change of each key, and only keys that may be changed in the run's job before a resume; a
-        base in fewer bits needs a new run.
+        Contains the smallest change of each key, and only keys that may be changed in the run's job before a resume; to
+        store the base in fewer bits, a new run is needed.
         """
         fit, helps = self.at(step).replaced(allow_quantized=False), HELPFUL_KEYS.get(phase, frozenset())
         changes: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def implied_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackSt
 def encoding_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     """Yield the fallback steps for encoding.
 
-    Images are encoded in bf16, then also in tiles, which changes the latents more; captions are encoded one at a time.
+    First images are encoded in bf16, then also in tiles, which changes the latents more, then captions one at a time.
     bf16 is offered only if the base uses it too, because the GPU is then known to support it.
     """
     if fit.dtype == "bf16" and fit.vae_dtype != "bf16" and written.vae_dtype is None:

@@ -208,7 +208,7 @@ class Engine:
             torch.manual_seed(seed % 2**63)
 
     def optimizer_step(self, loss: float, norm: float) -> SkipReason | None:
-        """Clip the gradients and update the weights; if loss or norm is not finite, skip that and return the reason."""
+        """Clip the gradients and update the weights; if loss or norm is not finite, only return the reason."""
         reason = self.reason_to_skip(loss, norm)
         if reason is None:
             clip(self.master_weights, norm, self.job.recipe.max_grad_norm, self.loss_scale)

@@ -37,7 +37,7 @@ from trainer.training.device.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
 Clock = Callable[[Callable[[], object]], float]
-"""Function that returns the seconds that one call of another function takes."""
+"""Function that times another function and returns the seconds per call."""
 
 CANDIDATES: dict[str, tuple[AttentionChoice, ...]] = {"cuda": ("flash", "efficient", "cudnn")}
 """Kernels to compare, by device type; other types have no choice. "math" stores all scores and never pays on a GPU."""
@@ -45,13 +45,13 @@ CANDIDATES: dict[str, tuple[AttentionChoice, ...]] = {"cuda": ("flash", "efficie
 SECONDS = 1.0
 """Time budget in seconds for all kernels and shapes, warm-up calls not included."""
 MOST_BUCKETS = 3
-"""Number of bucket sizes to time, the most frequent ones. All buckets have about the same number of tokens."""
+"""Maximum number of bucket sizes to time; the most frequent are chosen. All have about the same number of tokens."""
 MIN_GAIN = 0.03
 """Minimum gain over the planned kernel, as a fraction of its time; smaller gains are measurement noise."""
 PEAK_TOLERANCE = 32 << 20
 """Bytes by which a kernel's peak may exceed the planned kernel's: half of the smallest forecast safety margin."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Largest allowed norm-relative difference between two kernels. Generous: a wrong kernel is off by about 1."""
+"""Largest allowed norm-relative difference of two kernels' results. Generous: a wrong kernel is off by about 1."""
 
 # What PyTorch reports when no allowed kernel supports the inputs: on a GPU, and on the CPU.
 _NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
@@ -74,9 +74,9 @@ class Benchmark:
 
     chosen: AttentionChoice
     seconds: dict[AttentionChoice, float]
-    """Seconds for all attention in one micro-batch, forward and backward, by kernel that was timed."""
+    """Seconds that all attention of one micro-batch takes, forward and backward, for each kernel that was timed."""
     refused: dict[AttentionChoice, str]
-    """Reason for each excluded kernel."""
+    """Reason why each excluded kernel is not used."""
 
     @property
     def sentence(self) -> str:
@@ -114,9 +114,9 @@ def attention_shapes(unet: Config, size: tuple[int, int], images: int, text_toke
 
 
 def by_depth(unet: Config, key: str, default: int) -> Sequence[int]:
-    """Return a UNet config's value of ``key`` at each depth; empty unless it is one whole number per depth.
+    """Return the whole number that a UNet config sets for ``key`` at each depth; empty if it sets anything else.
 
-    diffusers also allows a list per depth, with a number for each block; no published UNet uses that.
+    diffusers also allows a list for each depth, with one number per block; no published UNet uses that.
     """
     depths, value = len(unet["block_out_channels"]), unet.get(key) or default
     numbers = value if isinstance(value, list | tuple) else [value] * depths

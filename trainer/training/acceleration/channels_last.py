@@ -95,7 +95,7 @@ class ChannelsLastNormAndSilu(NormAndSilu):
 
 
 def convert_to_channels_last(unet: nn.Module, kernels: Kernels) -> None:
-    """Convert frozen convolutions to channels-last, and make the norms of residual blocks and output preserve it.
+    """Convert frozen convolutions to channels-last; make the norms of residual blocks and of the output preserve it.
 
     Trainable weights keep their format. Parameters stay the same objects; only the data of convolution weights moves.
     """
@@ -137,7 +137,7 @@ def _to_groups(x: Tensor, groups: int) -> Tensor:
 
 
 def _from_groups(parts: Tensor, like: Tensor) -> Tensor:
-    """Undo `_to_groups`: return maps with the shape and dtype of ``like``."""
+    """Undo `_to_groups`: return feature maps with the shape and dtype of ``like``."""
     batch, channels, height, width = like.shape
     return parts.reshape(batch, height, width, channels).permute(0, 3, 1, 2).to(like.dtype)
 
@@ -167,9 +167,9 @@ class LayoutChoice:
 def autotune_layout(
     job: Job, unet: Config, images: Iterable[ImageRecord], clock: Callable[[float], Clock] = stopwatch
 ) -> LayoutChoice | None:
-    """Time channels-last for a frozen, planned job and choose; return None if there is nothing to decide.
+    """Decide by timing whether a frozen, planned job uses channels-last; return None if there is nothing to decide.
 
-    A deterministic run uses it without timing, because timings vary. Raises RuntimeError if memory runs out twice.
+    A deterministic run uses it untimed, because timings vary. Raises RuntimeError if memory runs out twice in a row.
     """
     if not job.fit.channels_last:
         return None

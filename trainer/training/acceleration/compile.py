@@ -38,7 +38,7 @@ MAX_ERROR_LENGTH = 200
 
 
 def make_compiled(job: Job, device: torch.device, tell: OnNotice) -> CompiledBlocks | None:
-    """Return the compiled blocks if the job requests them; None, and a notice, if no compiler works."""
+    """Return the compiled blocks if the job allows them and a compiler works (else tell the user); otherwise None."""
     if not job.fit.compile or job.fit.cuda_graphs or job.recipe.has_dropouts:
         return None
     if error := compiler_error(device):
@@ -168,7 +168,7 @@ def _restart_workers() -> None:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile for static shapes: dynamic shapes are slower, and there are few buckets."""
+    """Return ``function`` compiled for static shapes: dynamic shapes are slower, and there are few buckets."""
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, backend=BACKEND)
     return compiled
 

@@ -51,10 +51,10 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Captures work to replay it. All recordings share one memory pool, so only one may be replayed at a time."""
+    """Captures work for replay. All recordings share one memory pool, so only one may be replayed at a time."""
 
     def record(self, work: Callable[[], Tensor]) -> Recording:
-        """Capture ``work`` by running it once or several times; may raise any exception."""
+        """Run ``work`` once or several times to capture it, and return the recording; may raise any exception."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class GraphedSteps:
     def _run_and_capture(self, engine: Engine, micro: MicroBatch, shape: Shape) -> Tensor:
         """Run the micro-batch eagerly, then try to capture it; the step uses the eager gradients whatever happens.
 
-        Three sets of gradients are in memory during this: of earlier micro-batches, the eager pass and the replay.
+        Until then three sets of gradients are in memory: of earlier micro-batches, of the eager pass, of the replay.
         """
         gradients, seed = engine.master_weights.gradients(), torch.initial_seed()
         accumulated = _copies(gradients)
@@ -289,7 +289,7 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """Return the norm of all tensors taken together; waits for the device."""
+    """Return the joint norm of all tensors; waits for the device."""
     return float(torch.stack([tensor.double() for tensor in torch._foreach_norm(list(tensors))]).norm())
 
 

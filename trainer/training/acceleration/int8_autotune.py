@@ -1,7 +1,7 @@
 """Autotuning of int8 GEMMs: each linear layer size and direction is timed in int8 and in the base's dtype.
 
 The int8 time includes quantizing the activations, the other time dequantizing the int8 weights. If a layer's forward or
-backward fails in int8 or gives different results, it is not computed in int8.
+backward fails in int8 or gives different results, that direction is not computed in int8.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SECONDS = 2.0
 MIN_GAIN = 0.05
 """Minimum gain as a fraction of the time: int8 is less exact, and smaller gains are measurement noise."""
 ROWS_TOLERANCE = 0.75
-"""Minimum rows for int8, as a fraction of the timed rows: only the most frequent bucket is timed, others are close."""
+"""Minimum rows for int8 as a fraction of the timed rows: buckets differ slightly, only the most frequent is timed."""
 TOLERANCE = 0.1
 """Largest allowed norm-relative difference of results. int8 rounding causes about 0.01, wrong sums about 1."""
 _BOTH = Directions(MIN_INT8_ROWS, MIN_INT8_ROWS)
@@ -59,7 +59,7 @@ class Linear:
     inputs: int
     outputs: int
     has_input_gradient: bool
-    """Whether the input needs a gradient, which takes a GEMM in backward."""
+    """Whether the input needs a gradient, which requires a GEMM in backward."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,10 @@ def _timing(
 
 
 def choose_int8(timings: Iterable[Timing]) -> tuple[Int8LayerConfig, ...]:
-    """Return the layers to compute in int8, each with the minimum row count, by direction, for which int8 is used."""
+    """Return the layers to compute in int8.
+
+    Each has a minimum number of rows for forward and for backward; with fewer rows int8 is not used.
+    """
     by_size: dict[tuple[int, int, Direction], list[Timing]] = defaultdict(list)
     # Sorted by falling rows: int8 is used down to the last size at which it is faster.
     for timing in sorted(timings, key=lambda timing: -timing.linear.rows):
@@ -217,7 +220,7 @@ def _is_candidate(linear: Linear, direction: Direction) -> bool:
 def _product_call(
     linear: Linear, direction: Direction, device: torch.device, dtype: torch.dtype, directions: Directions | None
 ) -> Callable[[], Tensor]:
-    """Return a function that computes a layer with random weights, unquantized if ``directions`` is None."""
+    """Return a function that computes a layer with random weights, which are unquantized if ``directions`` is None."""
     generator = torch.Generator(device).manual_seed(0)
     shape = linear.outputs, linear.inputs
     weight = torch.randint(-127, 128, shape, generator=generator, device=device, dtype=torch.int8)

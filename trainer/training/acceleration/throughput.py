@@ -87,7 +87,7 @@ def _values(size: OperationSize) -> float:
 
 
 def _gemm(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """Return a product of M x N and N x N matrices: 2 M N N FLOPs, M N + N N + M N values read and written."""
+    """Return one function, an M x N by N x N GEMM: 2 M N N FLOPs, M N + N N + M N values read and written."""
     products = size.flops / 2
     side = round(_most_likely(_widths(1.0, _values(size), 2 * products), products ** (1 / 3)))
     left, right = _random(size, device, max(1, round(products / side**2)), side), _random(size, device, side, side)
@@ -95,7 +95,7 @@ def _gemm(size: OperationSize, device: torch.device) -> list[Thunk]:
 
 
 def _conv(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """Return a k x k convolution over P pixels with C channels in and out: 2 k k P C C FLOPs.
+    """Return one function, a k x k convolution over P pixels with C channels in and out: 2 k k P C C FLOPs.
 
     It reads and writes two maps of P C values and k k C C weights. Backward computes only the input gradient, as for a
     frozen base, and is counted with one more map.
@@ -123,7 +123,10 @@ def _conv(size: OperationSize, device: torch.device) -> list[Thunk]:
 
 
 def _attention(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """Return self-attention over S tokens of width D: 4 S S D FLOPs and 4 S D values; backward 10 S S D and 8 S D."""
+    """Return one function, self-attention over S tokens of width D.
+
+    Forward has 4 S S D FLOPs and moves 4 S D values; backward has 10 S S D FLOPs and moves 8 S D values.
+    """
     backward = size.stage == "backward"
     flops, map_count = (10, 8) if backward else (4, 4)
     map_values = _values(size) / map_count
@@ -168,7 +171,7 @@ Clock = Callable[[Thunk], float]
 def measure_rate(
     device: torch.device, operations: Iterable[Operation] = (), *, name: str | None = None, seconds: float = 1.0
 ) -> DeviceSpeed:
-    """Measure how fast ``device`` computes ``operations``, by timing the largest on random data of the same size.
+    """Measure how fast ``device`` computes ``operations``, by timing those with the most work on random data.
 
     Without operations, SDXL sizes are timed on a GPU and small sizes on the CPU, with the threads that PyTorch is set
     to use. Each size is timed several times to reduce the influence of other programs. On a GPU, call this before
@@ -257,8 +260,8 @@ def _timed(
 def _seconds_each(sizes: Sequence[OperationSize], device: torch.device, clock: Clock, budget: float) -> list[float]:
     """Return the seconds for each size, averaged over its example calls; the first two rounds are warm-up.
 
-    On a GPU the fastest try counts, because nothing else runs between its events. On the CPU the median counts: clock
-    speeds and other programs affect a training step too, and it takes 10 to 25 % longer than the fastest try.
+    On a GPU the fastest try counts, because nothing else runs between its events. On the CPU the median
+    counts, which is 10 to 25 % longer: clock speeds and other programs affect a training step too.
     """
     examples = [sample_calls(size, device) for size in sizes]
     tries: list[list[list[float]]] = [[[] for _ in variants] for variants in examples]
@@ -307,7 +310,7 @@ def _bare_call() -> float:
 
 @cache
 def _operation_seconds(device: torch.device, threads: int) -> float:
-    """Return the CPU overhead per operation of a training step in seconds: Python, autograd and dispatch.
+    """Return the CPU overhead of one operation in a training step, in seconds: Python, autograd and dispatch.
 
     Measured on a miniature diffusers UNet with a LoRA, which has the same modules as a real one. When the CPU also
     computes, each operation evicts the dispatcher's code and data from the caches; with a GPU they stay cached.

@@ -30,7 +30,7 @@ class CheckpointCallback:
         self.reporter = reporter
         self.plan = plan
         self.fallbacks: Sequence[AppliedFallback] = plan.saved
-        """Fallback steps applied as of the last checkpoint."""
+        """Fallback steps stored in the last checkpoint."""
         self._saved: TrainingProgress | None = None
 
     def at_start(self, progress: TrainingProgress) -> None:

@@ -147,7 +147,7 @@ class Exporter:
 
 
 def due(step: int, every: int | None) -> bool:
-    """Return whether something done every ``every`` steps is due after ``step``."""
+    """Return whether something that is done every ``every`` steps, or never if None, is due after ``step``."""
     return bool(every) and step > 0 and step % (every or 1) == 0
 
 
@@ -184,7 +184,7 @@ class ExportCallback:
             self.save(progress)
 
     def _due(self, progress: TrainingProgress) -> bool:
-        """Return whether to export: at the set interval, at the best step, and at the last step before an extension.
+        """Return whether to export: at the set interval, at the best step, and where the run ended before an extension.
 
         The last step is never due, because its LoRA is exported as the finished file.
         """

@@ -40,7 +40,7 @@ class CacheShard:
     first: int
     last: int
     form: tuple[object, ...]
-    """Encoding settings of the shard; under a plan with other settings it is encoded again."""
+    """Encoding settings of the shard; if the plan changes them, the shard is encoded again."""
 
 
 class BatchSchedule:

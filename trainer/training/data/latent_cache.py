@@ -226,7 +226,7 @@ class Cache:
             return pipeline.run(missing, on_written)
 
     def _crop(self, sample: Sample) -> tuple[Floats, Floats | None]:
-        """Return the VAE's input and the mask, if any.
+        """Return the VAE's input for a sample, and the sample's mask or None.
 
         The input has shape (1, 3, height, width) and values from -1 to 1; the mask has shape (height, width) and values
         from 0 to 1.

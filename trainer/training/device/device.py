@@ -74,8 +74,8 @@ def freest_gpu() -> str:
 def numeric_settings(job: Job) -> Iterator[None]:
     """Apply the frozen job's threads, determinism and fp16 accumulation inside the block.
 
-    Also makes the job's GPU the current one. Events and streams without a device are created on the current GPU; on
-    another GPU they would time nothing and create a CUDA context of hundreds of MiB.
+    Also makes the job's GPU the current one. Events and streams created without a device belong to the current GPU; if
+    that were another one, they would time nothing and create a CUDA context of hundreds of MiB there.
     """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     accumulation = torch.backends.cuda.matmul.allow_fp16_accumulation

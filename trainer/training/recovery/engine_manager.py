@@ -36,7 +36,7 @@ class EngineManager:
     step is repeated. A step that fails inside the optimizer may have updated only some of them. Then the last
     checkpoint is restored and the steps since then are replayed, each under the plan it first ran with. A step depends
     only on the master weights, the optimizer state and the step number, so a replay gives the same bits if training
-    itself is deterministic. This costs nothing until it is needed (docs/decisions/0007).
+    itself is deterministic. Recovery costs nothing until it is needed (docs/decisions/0007).
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class EngineManager:
         return self._captured if self._unloaded and self._captured and self._captured.step == now else None
 
     def rewind(self) -> None:
-        """Set the progress back to the last complete training state, so that no steps are replayed to end the run.
+        """Set the progress back to the last complete training state, so that ending the run replays no steps.
 
         Does nothing if the engine's own state is complete.
         """
@@ -149,7 +149,7 @@ class EngineManager:
             self._unload()
 
     def make_ready(self, prepare: Prepare) -> None:
-        """Bring the engine to the marked goal, complete and under the plan in force there.
+        """Bring the engine, with its complete state, to the progress that `mark_goal` recorded, under the plan for it.
 
         Returns immediately if nothing is wrong. Like any step, it may run out of memory; in that case call it again.
         """

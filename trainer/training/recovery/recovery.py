@@ -144,7 +144,7 @@ class Recovery:
         return result
 
     def with_engine(self, phase: ForecastPhase, work: Callable[[TrainingProgress], T]) -> T:
-        """Run ``work`` with the run's progress on a complete engine under the plan in force."""
+        """Make the engine ready, run ``work`` with the run's progress and return its result; repeated as in `tries`."""
         self.manager.mark_goal()
 
         def ready() -> T:
@@ -204,7 +204,7 @@ class Recovery:
     def _save_new_plan(self) -> None:
         """Write a checkpoint if the plan has changed, so that a resumed run starts under the plan that works.
 
-        Call this only before a step, after all callbacks of the previous step: a resume would skip its validation.
+        Call this only before a step, after all callbacks of the previous one: a resume would skip that validation.
         """
         engine, checkpoints = self._loaded_engine(), self.checkpoints
         if checkpoints and checkpoints.fallbacks != self.plan.applied:

@@ -112,7 +112,7 @@ def _secure_attempts(run: RunDirectory) -> None:
 
 
 def as_last_started(job: Job, attempts: Sequence[Mapping[str, Any]]) -> Job:
-    """Return the frozen job with the number of steps of the last attempt.
+    """Return the frozen job with the number of steps that the last attempt had.
 
     job.toml has a different number if the process was killed between writing run.json and job.toml.
     """
@@ -134,7 +134,7 @@ def require_longer(run: RunDirectory, steps: int) -> None:
 
 
 def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
-    """Raise RunError if any key that affects the result was changed in the frozen job; it lists all of them."""
+    """Raise RunError if any key that affects the result was changed in the frozen job; the error lists them."""
     # Compare only keys recorded then. A key added since has its default, which is what earlier versions did.
     then = renamed_flat(facts["job"])
     now = {key: value for key, value in frozen_identity(job).items() if key in then}

@@ -52,7 +52,7 @@ class PlannedFit:
 
     fit: FitConfig
     fallbacks: tuple[FallbackStep, ...] | None = None
-    """Fallback steps, applied in order when memory runs out; None: all steps that keys set by the user allow."""
+    """Fallback steps, applied in order when memory runs out; None: all that change no key set by the user."""
     forecast: Forecast | None = None
     notices: tuple[str, ...] = ()
     """Sentences about the plan for the user."""
@@ -179,7 +179,7 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
 
 
 def require_usable_lora(job: Job, source: BaseSource) -> None:
-    """Raise LoraFileError if the LoRA to continue from does not match; tests this on models without weights."""
+    """Raise LoraFileError if the LoRA to continue from does not match; checked on models without weights."""
     if job.base.continue_from:
         encoders = source.empty_text_encoders() if trains_text_encoder(job) else ()
         attach_adapter(job, source, source.empty_unet(), encoders, torch.float32, fresh=True)
