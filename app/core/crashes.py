@@ -35,7 +35,7 @@ class CrashLog:
         self._previous_hooks = (sys.excepthook, threading.excepthook)
 
     def last(self) -> str | None:
-        """Return the previous session's crash log with its header, and rename the file; None if nothing crashed."""
+        """Rename the previous session's crash log and return its text; return None if nothing crashed."""
         try:
             text = read_bytes(self.path, "text").decode("utf-8", errors="replace")
             if not text.partition(_END_OF_HEADER)[2].strip():

@@ -75,7 +75,7 @@ class MachineCheck:
     def __init__(self, post: Post) -> None:
         self.findings: list[CheckResult] = []
         self.problem = ""
-        """Message that explains why there are no results, or ""."""
+        """Message that explains why there are no results; "" if there is no such problem."""
         self.done = False
         self.changed: Emitter[None] = Emitter()
         """Emitted after each result and at the end."""

@@ -30,13 +30,13 @@ class GridCell:
     prompt: dict[str, Any]
 
     def request(self) -> dict[str, Any]:
-        """Return the cell as an image request in the format of trainer/render/serve.py."""
+        """Return a request for this image in the format that trainer/render/serve.py reads."""
         loras = [{"file": str(self.lora), "strength": self.strength}] if self.lora else []
         return {"loras": loras, "prompt": self.prompt}
 
 
 def grid(loras: Sequence[Path], strengths: Sequence[float], prompts: Sequence[dict[str, Any]]) -> list[GridCell]:
-    """Return the cells of a grid, ordered to load each LoRA as rarely as possible."""
+    """Return one cell for each combination of LoRA, strength and prompt, with the cells of each LoRA together."""
     return [GridCell(lora, strength, prompt) for lora, strength, prompt in product(loras, strengths, prompts)]
 
 
@@ -50,7 +50,7 @@ class RenderJob:
     stage: str = "starting"
     """One of starting, loading, drawing, done, cancelled and failed."""
     share: float = 0.0
-    """Completed fraction of the stage, 0 to 1; in stage "drawing", of all cells together."""
+    """Completed fraction of the current stage, 0 to 1; in the stage "drawing", the fraction of all cells together."""
     changed: Emitter[None] = field(default_factory=Emitter)
     """Emitted when the stage or its progress changes."""
     image_ready: Emitter[int] = field(default_factory=Emitter)
@@ -110,7 +110,7 @@ class RenderClient:
         self._served.stop()
 
     def make_way(self, queue: QueueState) -> None:
-        """Free the GPU if a queued run is ready to start; on the CPU both can run."""
+        """Free the GPU if a queued run is ready to start; a renderer on the CPU keeps running."""
         if self._warm and not self._on_cpu and queue.has_ready_entry(time.time()):
             sentence = "Could not finish rendering: a queued training run needs the GPU memory."
             self._fail(RunError("render.way", sentence, "Render again when the run has ended, or pause the run."))

@@ -1,4 +1,4 @@
-"""Export a saved LoRA with title, author, preview image and trigger words where other programs expect them."""
+"""Export a saved LoRA, with its title, author, preview image and trigger words where other programs expect them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Exported:
 
 
 class FileExistsConflict(LoraFileError):
-    """Raised when an export would overwrite files, which the user has to confirm."""
+    """Raised when an export would overwrite files and the user has not agreed to it."""
 
     def __init__(self, files: list[Path]) -> None:
         names = ", ".join(file.name for file in files)
@@ -201,7 +201,7 @@ def candidates(snapshot: SavedSteps) -> list[Candidate]:
 
 
 def _files(snapshot: SavedSteps) -> dict[int, tuple[Path, bool]]:
-    """Return each step's existing file, and whether it is the final result (its name has no step number)."""
+    """Return each step's file if it still exists, and whether it is the final result (a name without step number)."""
     files: dict[int, tuple[Path, bool]] = {}
     for saved in snapshot.saved:
         path, last = snapshot.folder / saved.file, not Path(saved.file).stem.endswith(step_ending(saved.step))

@@ -23,7 +23,7 @@ _FIT_PREFIX = "fit."
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """Numbers of images that changed since a run started; the run itself keeps using the old versions."""
+    """Numbers of images that were changed, added or removed since a run started; the run uses the old versions."""
 
     captions: int = 0
     """Number of images whose captions changed."""
@@ -55,7 +55,10 @@ def edited(run: RunDirectory, job: Job) -> Edited:
 
 
 def _is_newer(image: Path, run: RunDirectory) -> bool:
-    """Return whether an image is newer than the run; older unlisted images were skipped as unusable."""
+    """Return whether an image was modified after the run's image list was saved.
+
+    An older image that is not in the list was not added later: the run skipped it as unusable.
+    """
     try:
         return image.stat().st_mtime > run.listing.stat().st_mtime
     except OSError:
@@ -65,7 +68,7 @@ def _is_newer(image: Path, run: RunDirectory) -> bool:
 def new_job(jobs: Path, run: RunDirectory) -> Path:
     """Create a job with a run's settings in the jobs folder and return its file; call it on a worker.
 
-    The fit is left out so that it is planned again. Raises JobError if the run's job cannot be read or the new one
+    Fit settings are left out, so they are planned again. Raises JobError if the run's job cannot be read or the new one
     cannot be written.
     """
     from app.core.jobs.job_file import read_values

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imports numpy, Pillow and pydantic, which would delay the s
 _MAX_QUEUED = 2
 """Maximum number of batches queued for the library's thread; more would make the window unresponsive."""
 _HEADERS = 400
-"""Number of image headers read per task (about 0.2 s), so that other tasks get their turn."""
+"""Number of image headers read per task; this takes about 0.2 s, and other tasks can run before the next one."""
 _SILENT = 15.0
 """Seconds after which a disk counts as not responding; a hard disk in standby takes ten to spin up."""
 _USER_FIELDS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
@@ -99,9 +99,9 @@ class _Dataset:
     touched: set[int] = field(default_factory=set)
     """Images that the user changed during the current scan, which may have read older values."""
     again: dict[Path, set[str]] = field(default_factory=dict)
-    """Names of images by folder: the next scan rereads their captions and notes, and reports the folders' facts."""
+    """Names of images, by folder: the next scan rereads their captions and notes, and reports their folders' facts."""
     dropped: dict[Path, set[str]] = field(default_factory=dict)
-    """Names of images by folder: the next scan forgets them, and reports them as new if they still exist."""
+    """Names of images, by folder, that the next scan forgets and, if they still exist, reports as new."""
     unsized: dict[int, None] = field(default_factory=dict)
     sizing: bool = False
     sized: int = 0
@@ -145,7 +145,7 @@ class Datasets:
         self._remover = ImageRemover(library, tasks.post)
         self._open: dict[Path, _Dataset] = {}
         self._leaving: set[tuple[Folder, str]] = set()
-        """Images whose files the app is moving away; scans that still find them ignore them."""
+        """Images whose files the app is moving away; they are ignored if a scan still finds them."""
         self._learning = False
         library.altered.connect(self._note_edits)
 
@@ -318,7 +318,10 @@ class Datasets:
             logging.getLogger(__name__).error("Scanning %s failed", dataset.root, exc_info=fault)
 
     def _drop_twin(self, dataset: _Dataset) -> None:
-        """Close a dataset that is already open under another path, or rescan it if that one has been closed."""
+        """Close a dataset whose folder is already open under another path.
+
+        If the other dataset has been closed by now, rescan this one instead.
+        """
         before, dataset.others = dataset.others, tuple(filter(self._is_open, dataset.others))
         if not self._is_open(dataset):
             return
@@ -328,7 +331,7 @@ class Datasets:
             self._scan(dataset, {})
 
     def _is_open(self, dataset: _Dataset) -> bool:
-        """Return whether this dataset is still open and not replaced by one opened later at the same path."""
+        """Return whether this dataset is still open; one opened later at the same path is a different dataset."""
         return self._open.get(dataset.root) is dataset
 
     # Applying changes

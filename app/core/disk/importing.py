@@ -80,7 +80,7 @@ def _images(sources: Iterable[Path], problems: list[DatasetError]) -> Iterator[t
 
 
 def _copy_one(source: Path, folder: Path, taken: set[str]) -> Path:
-    """Copy an image with its caption and mask, which come first so that it never appears without them."""
+    """Copy an image after its caption and mask, so that it never appears without them; return the new path."""
     long_path(folder).mkdir(parents=True, exist_ok=True)
     stem = _free(source.stem, taken)
     for companion, ending in _companions(source):

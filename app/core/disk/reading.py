@@ -26,7 +26,7 @@ from trainer.protocol.files import Links, long_name, long_path
 from trainer.protocol.reading import open_file
 
 _UNSETTLED_NS = 3_000_000_000
-"""Nanoseconds in which another change may leave the timestamp the same: FAT rounds it to two seconds."""
+"""Nanoseconds after a change in which another change may get the same timestamp: FAT rounds to two seconds."""
 MAX_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
 """Default size limit of the trainer in megapixels; larger images are refused."""
 # Only these PNG chunks can hold the EXIF orientation.
@@ -67,7 +67,7 @@ class Listing:
         return self.sources.get(stem_of(name), [])
 
     def orphans(self, present: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return unused files by issue code: links that point outside, and captions and masks without an image.
+        """Return unused files by issue code: links to outside the dataset, and captions and masks without an image.
 
         Images in `present` count as existing. A folder without images is not used in training, so its captions and
         masks are not reported.
@@ -205,7 +205,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 class CaptionRead(NamedTuple):
-    """An image's caption, whether its caption sources differ, and errors in its caption files."""
+    """An image's caption, whether its sources contain different captions, and errors in its caption files."""
 
     caption: str | None
     clash: bool
@@ -242,7 +242,7 @@ def note_values(notes: ImageSettings) -> dict[str, Any]:
 
 
 def read_size(path: Path) -> Mapping[str, Any]:
-    """Return an image's upright size from its header, or its problem, as library fields."""
+    """Read an image's header and return its upright size, or why it is unusable, as library fields."""
     try:
         with open_image(path, MAX_MEGAPIXELS) as image:
             width, height = _size(path, image)

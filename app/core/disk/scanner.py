@@ -31,12 +31,12 @@ Stage = Literal["listing", "captions", "sizes", "done"]
 BATCH = 500
 """Number of images reported per batch: a few milliseconds of work for the receiving thread."""
 _CHECK_SECONDS = 0.005
-"""Seconds per scan for checking whether files off the screen were written in place: a few thousand files on a local
-disk, a few on a network drive."""
+"""Seconds that each scan spends on checking whether off-screen files were written in place; this is enough for a few
+thousand files on a local disk, or a few on a network drive."""
 _CHEAP_LISTING = 0.05
-"""Listing time in CPU seconds up to which a directory is listed at every change (about 5,000 files)."""
+"""Maximum listing time, in CPU seconds, of a directory that is listed after every change (about 5,000 files)."""
 _REST_FACTOR = 10
-"""Pause between listings of a larger directory, as a multiple of the listing time; saves change it often."""
+"""Pause between listings of a larger directory, as a multiple of its listing time; each save changes the directory."""
 _NO_STATE = FileState(-1, -1)
 """File state that no existing file has."""
 # Values to determine again for an image whose file changed.
@@ -45,7 +45,7 @@ _STALE_VALUES = {"width": None, "height": None, "problem": None, "content": None
 
 @dataclass(frozen=True, slots=True)
 class FilesFound:
-    """New images with facts from their directory listing; at most one batch from one folder."""
+    """Up to `BATCH` new images of one folder, with the facts known from its listing."""
 
     folder: Folder
     images: Mapping[str, Mapping[str, Any]]
@@ -92,7 +92,7 @@ class ScanProblem:
 
 @dataclass(frozen=True, slots=True)
 class NotesRead:
-    """Why a folder's notes cannot be read; None if they can be read or do not exist."""
+    """The reason why a folder's notes cannot be read, or None if they can be read or do not exist."""
 
     folder: Folder
     error: ImpastoError | None
@@ -100,7 +100,7 @@ class NotesRead:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Why the dataset's folder cannot be reached or is suddenly empty; None when it is back."""
+    """The reason why the dataset's folder cannot be reached or is suddenly empty, or None when it is back."""
 
     error: ImpastoError | None
 
@@ -230,7 +230,7 @@ class FolderScanner:
             self._compare(path, Listing())
 
     def _files_to_check(self, near: Names) -> Names:
-        """Return the files to check: those in `near`, and the next few of all files if they have changed."""
+        """Return the files in `near`, plus those that have changed among the next few of all files."""
         due = {path: set(names) for path, names in near.items()}
         end = time.perf_counter() + _CHECK_SECONDS
         for path, name in self._pending_checks:
@@ -248,7 +248,7 @@ class FolderScanner:
                 yield path, name
 
     def _list(self, path: Path, whole: bool, names: Collection[str]) -> Listing | None:
-        """Return a directory's listing: the known one if nothing changed, None if the directory is gone."""
+        """Return a directory's listing: the previous one if nothing changed, None if the directory is gone."""
         directory = self._directories.get(path)
         try:
             if directory and not (whole or directory.missing or directory.unreadable):
@@ -348,7 +348,7 @@ class FolderScanner:
                 del self._directories[path]
 
     def _report_orphans(self, directory: _SeenDirectory) -> None:
-        """Report captions and masks without an image if they changed; those of missing images do not count yet."""
+        """Report captions and masks without an image if their set changed; missing images still count as existing."""
         if directory.searched is directory.listing:
             return
         directory.searched = directory.listing
@@ -431,7 +431,7 @@ class FolderScanner:
         return {"caption": words.caption, "clash": words.clash, **note_values(directory.notes.of(name))}
 
     def _from_root(self, directory: _SeenDirectory) -> dict[str, str]:
-        """Return the captions in metadata.jsonl at the dataset root for images in a subfolder."""
+        """Return the captions of this subfolder's images in the root's metadata.jsonl; none for the root itself."""
         if directory.path == self.root:
             return {}
         return below(self._directories[self.root].metadata, directory.path.relative_to(self.root).as_posix())

@@ -26,7 +26,7 @@ Edge = Literal[256, 512]
 EDGES: tuple[Edge, Edge] = (256, 512)
 FILE_NAME = "thumbnails.sqlite"
 _STUCK_SECONDS = 10.0
-"""Seconds after which a thread counts as stuck on a disk that does not respond; enormous images take five."""
+"""Seconds after which a thread counts as stuck on an unresponsive disk; an enormous image takes five."""
 _MAX_EXTRA = 8
 """Maximum number of extra threads that replace stuck ones."""
 _CLOSE_TIMEOUT = 2.0
@@ -104,7 +104,7 @@ class Thumbnails:
         """Busy threads with the monotonic time at which their current job began."""
 
     def get(self, image: LibraryImage, pixels: int) -> Thumbnail | None:
-        """Return the thumbnail of the file's current state if it is in memory, else None."""
+        """Return the thumbnail if memory contains one for the file's current state, else None."""
         request = _request_for(image, pixels)
         thumbnail = self._kept.get(request)
         if thumbnail:
@@ -175,7 +175,7 @@ class Thumbnails:
                 self._change.notify_all()
 
     def _start(self) -> None:
-        """Start missing threads, plus replacements for those stuck on a disk that does not respond."""
+        """Start threads up to the intended number, not counting those stuck on a disk that does not respond."""
         while self._threads < min(self._count + self._stuck(), self._count + _MAX_EXTRA):
             thread = threading.Thread(target=self._work, name=f"thumbnails-{self._threads}", daemon=True)
             self._all_threads = [*filter(threading.Thread.is_alive, self._all_threads), thread]

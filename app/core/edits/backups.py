@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 MOST_BYTES = 512_000_000
-"""Size in bytes of a dataset's backups above which versions other than originals are dropped."""
+"""Maximum size in bytes of a dataset's backups; above it, versions other than originals are dropped."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS contents (hash BLOB PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
@@ -97,7 +97,7 @@ class Backups:
         return self._folder / f"{name}-{hashlib.sha256(root.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.sqlite"
 
     def keep(self, root: str, files: Iterable[tuple[str, bytes | None]]) -> None:
-        """Back up the current contents of files (None for a missing file) on disk: all of them or none.
+        """Back up the given contents of files (None for a missing file), either all of them or none.
 
         A damaged database is renamed and a new one created. Otherwise the dataset could never be saved again, because
         nothing may be overwritten without a backup. Raises OSError with the database's error.
@@ -206,7 +206,7 @@ class Backups:
 
 
 def _drop_oldest(database: sqlite3.Connection, surplus: int) -> None:
-    """Drop versions other than originals, oldest first, until `surplus` bytes are freed or none is left."""
+    """Drop versions, oldest first, until `surplus` bytes are freed or only originals are left."""
     dropped = []
     for number, size in database.execute(
         "SELECT versions.id, length(bytes) FROM versions JOIN contents USING (hash)"

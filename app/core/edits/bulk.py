@@ -197,7 +197,7 @@ def _edit(name: str, images: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, ma
 
 
 def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
-    """Return a function that applies `rewrite` to each line if lines are variants, else to the whole caption."""
+    """Return a function that applies `rewrite` to each line if `lines` is "variants", else to the whole caption."""
     if lines == "caption":
         return rewrite
 
@@ -214,7 +214,7 @@ def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
 
 
 def _quoted(tags: Sequence[str]) -> str:
-    """Return tags for an edit's name, or only their count if a menu has no space for them all."""
+    """Return up to three tags as text for an edit's name, or the number of tags if there are more."""
     return ", ".join(tags) if len(tags) <= 3 else f"{len(tags)} tags"
 
 
@@ -307,7 +307,7 @@ def exclude(images: Iterable[LibraryImage], excluded: bool) -> Edit:
 
 
 def exclude_others(images: Iterable[LibraryImage], kept: Collection[int]) -> Edit:
-    """Exclude all images except `kept`, such as those that a filter shows; images in `kept` do not change."""
+    """Exclude all images except those in `kept` (such as those that a filter shows), which do not change."""
     kept = frozenset(kept)
     edit = exclude((one for one in images if one.id not in kept), True)
     return Edit(f"Train only on the images shown: {edit.name.lower()}", edit.changes)
@@ -391,7 +391,7 @@ class CanceledError(Exception):
 
 
 class CaptionSnapshots(Sequence[SnapshotCaption]):
-    """Snapshot of captions, taken on the library's thread (about 5 ms for 100,000 images), readable on any thread.
+    """Snapshot of captions. Take it on the library's thread (about 5 ms for 100,000 images) and read it on any thread.
 
     After `cancel`, iterating raises CanceledError, so that a worker stops soon.
     """

@@ -46,7 +46,7 @@ class FileAction(Protocol):
     """An undoable action on files instead of values, such as deleting images or painting a mask."""
 
     name: str
-    """Name of the action, worded like the name of an edit."""
+    """Name of the action, in the same wording as names of edits."""
 
     def undo(self, ended: Ended) -> None:
         """Undo the action, but keep later changes that other programs made to the files."""
@@ -68,7 +68,7 @@ class History:
         self.changed: Emitter[None] = Emitter()
         """Emitted when `undo_name`, `redo_name` or `busy` may have changed."""
         self.failed: Emitter[ImpastoError] = Emitter()
-        """Emitted when a file action could not be undone or redone; it is no longer in the history."""
+        """Emitted when a file action could not be undone or redone; the action has been removed from the history."""
         self._library, self._journal, self._saver = library, journal, saver
         self._undo: list[Edit | FileAction] = []
         self._redo: list[Edit | FileAction] = []
@@ -289,7 +289,7 @@ class History:
     def _make(
         self, edit: Edit, title: str, remember: Callable[[Edit], None], typing: bool, back: bool
     ) -> Iterator[None]:
-        """Add an edit to the journal and library in batches; the saver gets the complete edit at the end."""
+        """Apply an edit to the journal and library, yielding between batches; the saver gets it when it is complete."""
         made: list[ValueChange] = []
         requests: list[SaveRequest] = []
         for batch in _batches(edit.changes, back):

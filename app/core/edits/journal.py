@@ -65,7 +65,7 @@ class Journal:
         self._number = 0
         self._part = 0
         self._deferred: list[dict[str, Any]] = []
-        """Lines held back until the current edit ends; if writing the edit failed, they would be cut off with it."""
+        """Lines held back until the current edit ends, because a failed edit is cut off with everything after it."""
         self._start = 0
         """File offset at which the current edit begins."""
         try:

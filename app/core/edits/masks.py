@@ -72,7 +72,7 @@ class Mask:
     # Strokes
 
     def begin(self) -> None:
-        """Begin a stroke; where it crosses itself before `end`, no paint is added."""
+        """Begin a stroke; until `end`, crossing its own path does not add more paint."""
         self.end()
         self._base = self.pixels.copy()
         self._cover = np.zeros(self.pixels.shape, np.float32)
@@ -205,7 +205,7 @@ def _spans(row: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArra
 def _whole_spans(
     seeds: npt.NDArray[np.bool_], spans: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
 ) -> npt.NDArray[np.bool_]:
-    """Return a boolean row with the runs that contain at least one seed."""
+    """Return a boolean row that is True in those `spans` that contain at least one seed."""
     filled = np.zeros_like(seeds)
     if seeds.any():
         sums = np.concatenate(([0], np.cumsum(seeds)))
@@ -284,7 +284,7 @@ def read_mask(image_file: Path, width: int, height: int) -> OpenedMask:
 def write_mask(
     image: Path, root: Path, pixels: Gray, state: str | None, backups: Backups, *, over: bool = False
 ) -> Written:
-    """Write a mask atomically after backing up the old file, and return the write; for workers.
+    """Write a mask atomically after backing up the old file; return the old and new contents. For workers.
 
     Raises MaskChanged without writing if the file is no longer in `state` and `over` is not set, and DatasetError if
     writing fails.

@@ -246,10 +246,10 @@ def _exchange(temporary: str, target: str, seen: FileSeen, data: bytes) -> None:
 
 
 def _exchange_back(temporary: str, target: str, inside: bytes) -> None:
-    """Restore the name of a file that another program wrote after the check.
+    """Swap another program's version of a file, now named `temporary`, back to the name `target`.
 
-    The file swapped out should contain `inside`, the data that was swapped in before. Otherwise it is a newer version
-    by another program, and the two are swapped again.
+    The file that is swapped out should contain `inside`, the data swapped in before. If it does not, another program
+    has written a newer version, so the two are swapped again.
     """
     with contextlib.suppress(FileNotFoundError):  # another program removed the target, so there is nothing to give back
         while True:
@@ -283,7 +283,7 @@ def _swap(one: str, two: str) -> None:
 
 
 def _give_back(aside: str, file: str) -> None:
-    """Rename a moved file back to its old name, or delete it if another program has taken that name."""
+    """Rename the file `aside` back to its old name, or delete it if another program has taken that name."""
     try:
         _place(aside, file)
     except ChangedMeanwhileError:

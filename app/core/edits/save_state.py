@@ -53,7 +53,7 @@ class SaveRequest:
     was written by another program."""
     desired: Value
     image: int | None = None
-    """Id of the image if an image was edited in this session."""
+    """Id of the image; None for a folder or an edit from an earlier session."""
     number: int = 0
     """Journal number of the latest edit in this request."""
     shown: bool = False
@@ -66,7 +66,7 @@ class SaveRequest:
         return later.bases[:1] == (self.desired,)
 
     def followed_by(self, later: SaveRequest) -> SaveRequest:
-        """Return one request for both edits: it writes the later value, and may replace the earlier one."""
+        """Return one request for both edits: it writes the later value, and may replace the earlier value."""
         return replace(later, bases=tuple(dict.fromkeys((*self.bases, self.desired, *later.bases))), first=self.first)
 
     def then(self, later: SaveRequest) -> SaveRequest:
@@ -115,7 +115,7 @@ class DiskValue(NamedTuple):
 
     key: Key
     number: int
-    """Journal number of the latest edit that it settles; later edits take precedence."""
+    """Journal number of the latest edit to which this value is the answer; later edits take precedence."""
     found: Value
 
 

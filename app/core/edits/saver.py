@@ -24,7 +24,7 @@ from app.core.tasks import Post, lower_priority, yield_to_window
 from trainer.errors import DatasetError
 
 PAUSE = 0.7
-"""Seconds after the last keystroke at which typed text is written."""
+"""Seconds between the last keystroke and writing the typed text."""
 RETRY = 20.0
 """Seconds after which failed writes are retried automatically."""
 _PATIENCE = 10.0
@@ -114,7 +114,7 @@ class _UnsavedValue:
 
 @dataclass
 class _Arrived:
-    """Requests of one edit to be moved into the entries, which takes about 100 ms for 100,000 of them."""
+    """Requests of one edit, not yet moved into the saver's entries; moving 100,000 takes about 100 ms."""
 
     requests: Sequence[SaveRequest]
     due: float
@@ -131,7 +131,7 @@ class _Arrived:
 
     @cached_property
     def by_key(self) -> dict[Key, SaveRequest]:
-        """Return the requests by key (25 ms for 100,000); cached, so it may include some already moved to entries."""
+        """Return the requests by key (25 ms for 100,000); cached, so some may have been moved to the entries since."""
         return {request.key: request for request in self.requests}
 
 
@@ -159,10 +159,10 @@ class Saver:
         """Edits to be moved into `_entries`; they are newer than all entries."""
         self._entries: dict[Key, _UnsavedValue] = {}
         self._untried: dict[SaveNotice, set[Key]] = {}
-        """Keys of earlier sessions' edits that have not been tried yet, by the notice to send after the last one."""
+        """Keys of earlier sessions' edits not tried yet, by the notice to send when all have been tried."""
         self._saved = self._taken = 0
         self._states = self._emitted = 0
-        """Number of states computed, and number of the last one emitted."""
+        """Number of states computed so far, and the number of the newest one that was emitted."""
         self._path_in_dataset: dict[Folder, str] = {}
         self._noticed: set[tuple[str, str]] = set()
         self._retry_at = _NEVER
@@ -235,7 +235,7 @@ class Saver:
         return entry.newest if entry else None
 
     def wants_more(self, learned: DiskValue) -> bool:
-        """Return whether a later edit of the same value is unsaved."""
+        """Return whether a later edit of the same value than `learned` settles is still unsaved."""
         with self._changed:
             newest = self._newest(learned.key)
         return newest is not None and newest.number > learned.number
@@ -388,7 +388,7 @@ class Saver:
         return outcome
 
     def _next(self) -> list[SaveRequest] | None:
-        """Wait for due requests and return them: none if only the state changed, None if the thread should end."""
+        """Wait for due requests and return them: [] if only the state has changed, None if the thread should end."""
         with self._changed:
             while True:
                 self._absorb(_BATCH)
@@ -414,7 +414,7 @@ class Saver:
         return None if first == _NEVER else max(0.0, first - now)
 
     def _absorb(self, most: int | None) -> None:
-        """Move the inbox into the entries, or only up to `most` requests, to hold the lock only briefly."""
+        """Move all requests from the inbox into the entries, or only `most` of them to hold the lock only briefly."""
         while self._inbox:
             arrived = self._inbox[0]
             for request in arrived.requests[:most]:
@@ -489,7 +489,7 @@ class Saver:
         self._emit(state, number)
 
     def _unwritten(self, written: Collection[Key]) -> Iterator[SaveRequest]:
-        """Yield the requests that remain after the values in `written` have been saved."""
+        """Yield the requests that are still unsaved when the values in `written` have been saved."""
         for key, entry in self._entries.items():
             if key not in written:
                 yield entry.unwritten()
@@ -526,7 +526,7 @@ class Saver:
         return self._states, self._state()
 
     def _emit(self, state: SaveState, number: int | None = None) -> None:
-        """Emit a state if it changed, unless a newer one was emitted before this one arrived from its thread."""
+        """Emit a state if it changed, unless a newer one (with a higher number) was emitted already."""
         if number is not None and number < self._emitted:
             return
         self._emitted = number or self._emitted

@@ -62,7 +62,7 @@ class Caption:
 
 @dataclass
 class Neighbors:
-    """Per-batch cache of caption file names and metadata.jsonl captions in image folders."""
+    """Cache, for one batch, of the caption file names and metadata.jsonl captions in image folders."""
 
     root: Path
     links: Links = field(init=False)
@@ -334,7 +334,7 @@ class Writer:
     def _retry(
         self, request: SaveRequest, around: Neighbors, closed: dict[str, DatasetError], durable: bool
     ) -> Outcome:
-        """Plan and write a request again because another program has changed the file."""
+        """Process a request again from the beginning, because another program has changed the file."""
         judged = self._plan(request, around, closed)
         if isinstance(judged, Outcome):
             return judged
@@ -385,7 +385,7 @@ class Writer:
 
 
 def _judge(desired: Value, bases: Sequence[Value], found: Value) -> _Verdict:
-    """Return what to do if `found` is on disk: only known values are ever replaced."""
+    """Return how to save `desired` if `found` is on disk: only values in `bases` may be overwritten."""
     if found == desired:
         return "there"
     if found in bases or (found in _NO_TEXT and any(base in _NO_TEXT for base in bases)):

@@ -1,4 +1,4 @@
-"""Bars and cells of the health charts, read from the indexes of `Health` without visiting each image."""
+"""Bars and cells of the health charts, taken from the indexes in `Health` without looking at each image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Incremental indexes over images (by key and by shared value), and the training settings they are judged by."""
+"""Indexes of images by key and by shared value, and the training settings by which images are judged."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class ImageIndex:
             self._of.pop(image, None)
 
     def under(self, kind: str, which: Hashable) -> Set[int]:
-        """Return the images with this key. The result is the index's own set; do not modify it."""
+        """Return the ids of the images with this key. The result is the index's own set; do not modify it."""
         return self._kinds.get(kind, {}).get(which, _NONE)
 
     def all(self, kind: str) -> Mapping[Hashable, Set[int]]:
-        """Return all values of a kind with their images; do not modify the result."""
+        """Return the ids of the images with each value of a kind, by value; do not modify the result."""
         return self._kinds.get(kind, {})
 
 
@@ -104,7 +104,7 @@ class JudgingTarget(NamedTuple):
     """Training settings that decide whether images and captions are suitable."""
 
     resolution: int = 1024
-    """Side in pixels of a square with the area of every bucket: 1024 for SDXL, 512 for SD 1.5."""
+    """Side in pixels of a square with the same area as the buckets: 1024 for SDXL, 512 for SD 1.5."""
     tokens: int = 75
     """Number of caption tokens that training reads: one of TOKEN_MARKS."""
     lines: Lines = "caption"
@@ -118,7 +118,7 @@ class JudgingTarget(NamedTuple):
 
 
 def judging_target(values: Mapping[str, Any], native: int) -> JudgingTarget:
-    """Return the target for a job's values, with defaults for invalid and missing ones.
+    """Return the target that a job's values describe, with defaults for invalid and missing values.
 
     `native` is the resolution of the job's base.
     """

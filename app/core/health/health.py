@@ -112,11 +112,11 @@ class Health:
         return self._index.images_with(tag)
 
     def images_by_finding(self) -> Mapping[str, Set[int]]:
-        """Return each finding's images by its name in `problem:` queries; these are live sets, do not modify them."""
+        """Return the image ids of each finding, by its name in `problem:` queries. Do not modify these live sets."""
         return {finding.query.removeprefix("problem:"): finding.ids for finding in self.current_findings if finding.ids}
 
     def set_target(self, aim: JudgingTarget) -> None:
-        """Set the training settings and, if they changed, judge all images again."""
+        """Set the training settings to judge by and, if they changed, judge all images again."""
         if aim != self.target:
             self.target, self._judge = aim, None
             self._waiting = dict.fromkeys(self._library.images)
@@ -151,7 +151,7 @@ class Health:
     def retry_missing(self) -> None:
         """Inspect files that were missing at their inspection but exist again; call it after each scan.
 
-        If no scan found them missing, no scan reports them as changed.
+        A file that was missing only between two scans is not reported as changed by any scan.
         """
         self._inspector.request(filter(self._is_unseen, self._inspector.take_missing()))
 
@@ -323,7 +323,7 @@ class Health:
         return facts
 
     def _link_near(self, near: Iterable[tuple[int, int]], learned: Mapping[int, object]) -> None:
-        """Record pairs of near duplicates, but not exact copies, which are found by content and may be thousands."""
+        """Record pairs of near duplicates. Skip exact copies: they are found by content, and there may be thousands."""
         images = self._library.images
         for first, second in near:
             if first in images and second in images:
@@ -346,7 +346,7 @@ class Health:
             self._near_marked.discard(number)
 
     def _near_to(self, number: int, others: Iterable[int]) -> Iterator[int]:
-        """Yield the images in `others` that are trained and are not exact copies; nothing for an excluded image."""
+        """Yield the `others` that are neither excluded nor exact copies of this image; nothing if it is excluded."""
         images = self._library.images
         image = images.get(number)
         if image is None or image.excluded:
@@ -424,7 +424,7 @@ class Health:
         return frozenset().union(*(ids for count, ids in shown if count * _UNBALANCED_RATIO < most))
 
     def _underfilled_buckets(self) -> frozenset[int]:
-        """Return the images of buckets that cannot fill a batch in an epoch; none if there is only one bucket."""
+        """Return the images of buckets with fewer samples per epoch than a batch; none if there is only one bucket."""
         shapes = self.image_index.all("shape")
         assert self._judge is not None
         batch = self._judge.recipe.effective_batch
@@ -477,7 +477,7 @@ class Health:
 
 
 def count_tags(rows: Iterable[tuple[int, Row]]) -> Tags:
-    """Return the frequent tags and the images with rare tags. Runs on a worker; pass only trained images."""
+    """Return the frequent tags and the ids of images with unique tags. Runs on a worker; pass only trained images."""
     rows = list(rows)
     counts = Counter(tag for _, row in iterate_yielding(rows) for tag in row)
     unique = {tag for tag, count in counts.items() if count == 1 and tag.count(" ") < _MAX_TAG_WORDS}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Images inspected at once: a second or two of work when no result is cached.
 _BATCH = 24
 _RETRY_SECONDS = 30.0
-"""Seconds after a failed start before new requests retry it."""
+"""Seconds after a failed start of the worker processes before a new request tries to start them again."""
 
 
 class InspectedImage(NamedTuple):
@@ -54,7 +54,7 @@ class _Request(NamedTuple):
 
 
 class InspectionBatch(NamedTuple):
-    """Results for some images, and the pairs they form with near duplicates found so far."""
+    """Results for some images, and their pairs with near duplicates among the images inspected so far."""
 
     seen: list[InspectedImage]
     near: list[tuple[int, int]]
@@ -63,7 +63,7 @@ class InspectionBatch(NamedTuple):
 class Inspector:
     """Background inspector that uses worker processes; results for unchanged files are cached on disk.
 
-    Use it only on the library's thread, where it calls `have` with each batch of results, and `stuck` when it sets
+    Use it only on the library's thread. There it calls `have` with each batch of results, and `stuck` when it has set
     `fault`. `close` stops it immediately, even in the middle of an image.
     """
 
@@ -88,7 +88,7 @@ class Inspector:
         return 0 if self.fault else len(self._waiting)
 
     def request(self, images: Iterable[int]) -> None:
-        """Queue images for inspection; after a failed start, retry it if _RETRY_SECONDS seconds have passed."""
+        """Queue images for inspection; if the last start failed at least _RETRY_SECONDS seconds ago, try it again."""
         self._waiting.update(dict.fromkeys(images))
         if self.fault and self._waiting and time.monotonic() > self._retry_at:
             self.start()
@@ -130,7 +130,7 @@ class Inspector:
         )
 
     def _inspect(self, requests: list[_Request]) -> InspectionBatch | None:
-        """Inspect some images on the worker thread; if there are none, end the worker processes."""
+        """Inspect some images on the worker thread; if `requests` is empty, end the worker processes."""
         from app.core.disk.reading import MAX_MEGAPIXELS
         from app.core.health.judging import NearDuplicates
         from trainer.dataset.decoders import PROCESS_COUNT, DecoderPool, inspect_images
@@ -222,7 +222,7 @@ def _mask_findings(request: _Request, size: tuple[int, int]) -> tuple[str, ...]:
 
 
 def _encodings(path: Path) -> tuple[str, ...]:
-    """Return a finding code for each encoding other than UTF-8 among an image's caption files."""
+    """Return the finding codes for encodings other than UTF-8 in an image's caption files."""
     from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, read_caption_file
 
     codes = []

@@ -28,12 +28,12 @@ TAKEN_OVER = QT_TRANSLATE_NOOP("Train", "another program's change")
 
 
 class Origin:
-    """A preset's recipe over the defaults."""
+    """Values that a job is compared with: those of a preset's recipe, otherwise the defaults."""
 
     def __init__(self, preset: Preset | None) -> None:
         self.preset = preset
         self.values: Values = {}
-        """Settings of the preset in the form of a job."""
+        """Settings of the preset, structured like the values of a job."""
         if preset is not None and preset.recipe is not None:
             self.values = {"recipe": stated(preset)}
 
@@ -42,7 +42,7 @@ class Origin:
         return value_at(self.values, key)
 
     def differences(self, values: Values) -> Mapping[str, Any]:
-        """Return the keys whose values in a job differ, with the expected value (None: absent)."""
+        """Return the keys whose values in a job differ, each with the expected value (None if it has no default)."""
         found: dict[str, Any] = {}
         kinds = {value_at(place, "recipe.optimizer.name") or "adamw" for place in (values, self.values)}
         for each in settings():
@@ -76,7 +76,7 @@ class DraftStep:
 
 
 class Undo:
-    """Undo history; characters typed into one field are one step until `seal`."""
+    """Undo history; characters typed into one field form one step until `seal` is called."""
 
     def __init__(self) -> None:
         self._done: list[DraftStep] = []
@@ -107,7 +107,7 @@ class Undo:
         self._is_joinable = False
 
     def undo(self) -> DraftStep | None:
-        """Undo the last step, so that its `before` applies."""
+        """Move the last step to the undone ones and return it, to apply its `before`; return None if there is none."""
         self._is_joinable = False
         if not self._done:
             return None
@@ -115,7 +115,7 @@ class Undo:
         return self._undone[-1]
 
     def redo(self) -> DraftStep | None:
-        """Redo the undone step, so that its `after` applies."""
+        """Take back the last `undo` and return its step, to apply its `after`; return None if there is none."""
         self._is_joinable = False
         if not self._undone:
             return None
@@ -151,7 +151,7 @@ class Draft:
         """Invalid text that another program wrote to the file, and the error that was reported."""
         self._verdict = SettingsVerdict()
         self.differences: Mapping[str, Any] = {}
-        """Keys whose values differ from the preset's or the default, with that value (None: absent)."""
+        """Keys whose values differ from the preset or default, each with the expected value (None if there is none)."""
         self._judge()
         self.file.written.connect(lambda _: self._clear_unreadable())  # the replaced file was backed up
 
@@ -193,12 +193,12 @@ class Draft:
 
     @property
     def effectless(self) -> Mapping[str, str]:
-        """Return the keys without effect in this combination, set or not, with the reason."""
+        """Return the keys that have no effect with the current settings, whether set or not, each with the reason."""
         return self._verdict.effectless
 
     @property
     def doubts(self) -> Mapping[str, str]:
-        """Return the keys with valid but unusual values, with the reason."""
+        """Return the keys with valid but unusual values, each with the reason why they are unusual."""
         return self._verdict.doubts
 
     @property
@@ -220,7 +220,7 @@ class Draft:
     def set(self, key: str, value: Any, *, typing: bool = False) -> None:
         """Set a key to a value, valid or not; `typing` joins keystrokes in one field to one undo step.
 
-        None removes the key, so that its default applies, or the item of a list.
+        The value None removes the key, so that its default applies, or removes an item from a list.
         """
 
         def work(values: Values) -> None:
@@ -250,21 +250,21 @@ class Draft:
         self._undo.seal()
 
     def undo(self) -> DraftStep | None:
-        """Undo the last change and return it."""
+        """Undo the last change and return it; return None if there is none."""
         step = self._undo.undo()
         if step:
             self._apply(copy.deepcopy(step.before))
         return step
 
     def redo(self) -> DraftStep | None:
-        """Redo the undone change and return it."""
+        """Redo the last undone change and return it; return None if there is none."""
         step = self._undo.redo()
         if step:
             self._apply(copy.deepcopy(step.after))
         return step
 
     def compare_with(self, preset: Preset | None) -> None:
-        """Compare the job with this preset; None: with the defaults."""
+        """Compare the job with this preset from now on, or with the defaults if it is None."""
         self.origin = Origin(preset)
         self._judge()
         self.changed.emit(frozenset())
@@ -290,7 +290,7 @@ class Draft:
             self._tasks.run(lambda: read_job_text(self.path), take_over, unread, kept=False)
 
     def leave(self) -> None:
-        """Withdraw an error about another program's change, because the job is being closed."""
+        """Withdraw the error about invalid text in the file, if any, because the job is being closed."""
         self._clear_unreadable()
 
     def close(self) -> None:
@@ -366,14 +366,14 @@ class Draft:
             self.taken_over.emit(None)
 
     def _clear_unreadable(self) -> None:
-        """Withdraw the error about an invalid text that was replaced or is no longer shown."""
+        """Withdraw the error about invalid text in the file, if one was reported."""
         refused, self._unreadable = self._unreadable, None
         if refused:
             self.file.resolved.emit(refused[1])
 
 
 def _drop_excluded(values: Values, key: str) -> None:
-    """Remove keys that a new value excludes: other lengths, or arguments that a new optimizer does not have."""
+    """Remove keys that a new value rules out: other length settings, or arguments that a new optimizer lacks."""
     table, _, name = key.rpartition(".")
     if table == "recipe" and name in LENGTH_KEYS:
         for other in LENGTH_KEYS:
@@ -395,7 +395,7 @@ def _writable(value: Any) -> Any:
 
 
 def _identified(base: Base, model: str, folder: Path) -> Base:
-    """Return the facts about a base with those that its files on disk provide."""
+    """Return the facts about a base, completed with those in its files if it is on disk."""
     if not is_base_path(model, folder):
         return base
     base = replace(base, path_on_disk=model)

@@ -43,7 +43,7 @@ class ImageFolder:
 
 
 def open_images(library: Library, folders: Iterable[Path]) -> list[ImageFolder]:
-    """Return the open image folders with the number of images that a job would train on."""
+    """Return the open image folders, each with the number of its images that a job would train on."""
     trained: dict[Folder, int] = {}  # by folder first: to hash and compare 100,000 paths takes 0.2 s
     for image in library.images.values():
         folder = image.folder
@@ -56,7 +56,7 @@ def open_images(library: Library, folders: Iterable[Path]) -> list[ImageFolder]:
 
 
 def new_values(name: str, images: Sequence[ImageFolder], folder: Path, stated: Mapping[str, Any]) -> Values:
-    """Return the values of a new job whose file will be in `folder`; `stated` are more settings, by key."""
+    """Return the values of a new job whose file will be in `folder`; `stated` has more settings, by dotted key."""
     values: Values = {"schema": SCHEMA, "name": name}
     for key, value in stated.items():
         put(values, key, value)
@@ -67,7 +67,7 @@ def new_values(name: str, images: Sequence[ImageFolder], folder: Path, stated: M
 
 
 def recipes() -> tuple[PresetEntry, ...]:
-    """Return the presets with a recipe that are not for one GPU, the user's own first; reads files."""
+    """Return the presets that have a recipe and are not for a specific GPU, the user's own first; reads files."""
     return tuple(each for each in read_library().presets if each.preset.recipe is not None and each.preset.gpu is None)
 
 
@@ -186,13 +186,13 @@ def samples(draft: Draft, images: Iterable[ImageFolder]) -> int | None:
 
 
 def measure(values: Values) -> tuple[str, Any]:
-    """Return the key and value of the stated length; ("images_seen", None) if none is stated."""
+    """Return the key and value of the length that a job states; ("images_seen", None) if it states none."""
     recipe = value_at(values, "recipe") or {}
     return next(((key, recipe[key]) for key in LENGTH_KEYS if key in recipe), ("images_seen", None))
 
 
 def change_measure(draft: Draft, key: str, samples_per_epoch: int | None) -> None:
-    """State the length under another key; converted if the samples per epoch are known."""
+    """Replace the length by one at `key`; the value is converted if the samples per epoch are known."""
     previous, value = measure(draft.values)
     if draft.sound is not None and samples_per_epoch:
         length = resolve_length(draft.sound.recipe, samples_per_epoch)

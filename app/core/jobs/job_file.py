@@ -42,7 +42,7 @@ def value_at(values: Mapping[str, Any] | list[Any], key: str) -> Any:
 
 
 def put(values: Values, key: str, value: Any) -> None:
-    """Set a dotted key, in place; create missing tables on its path, and replace a plain value there by a table.
+    """Set the value at a dotted key, in place; a missing or plain value on its path becomes a table.
 
     Raises KeyError for an index beyond the end of a list.
     """
@@ -58,7 +58,7 @@ def put(values: Values, key: str, value: Any) -> None:
 
 
 def drop(values: Values, key: str) -> None:
-    """Remove a dotted key, in place, and the tables that become empty; a missing key is ignored."""
+    """Remove a dotted key and any tables that this leaves empty, in place; a missing key is ignored."""
     table, _, last = key.rpartition(".")
     place = value_at(values, table) if table else values
     if isinstance(place, dict):
@@ -79,7 +79,7 @@ def changed_keys(before: Values, after: Values) -> frozenset[str]:
 def with_absolute_paths(values: Mapping[str, Any], folder: Path) -> Values:
     """Return a copy of the values of a job in `folder` with absolute paths, for a file in another folder.
 
-    A runs folder that is not stated stays so: it is next to the file.
+    If the job does not state a runs folder, none is added: the default is next to the job file.
     """
     moved = copy.deepcopy(dict(values))
     stated = value_at(values, "output.runs")
@@ -138,12 +138,12 @@ def _encode_key(key: str) -> str:
 
 @lru_cache(maxsize=1)
 def _key_order() -> Mapping[str, int]:
-    """Return the position of each key in the schema; keys have no list indices and no optimizer names."""
+    """Return the position of each key in the schema; the keys leave out list indices and optimizer names."""
     return {re.sub(r"\.\*|\[.*?\]", "", found.key): number for number, found in enumerate(fields(Job))}
 
 
 def parse_values(text: str, source: str) -> Values:
-    """Return the values of a job file's text, migrated to the current schema; JobError if it is damaged or newer."""
+    """Return the values of a job file's text, migrated to the current schema; raise JobError if damaged or newer."""
     return migrate(parse_toml(text, source, JOB_FILE))
 
 
@@ -157,7 +157,7 @@ def read_values(path: Path) -> Values:
 
 
 class JobFile:
-    """Writer of a job file: one write at a time, on a worker. Use it only from the thread of `tasks`.
+    """Writes a job file on a worker, one write at a time. Use it only from the thread of `tasks`.
 
     Invalid values are written too: the form shows them when the job is opened again, and the trainer reports the same
     problems as the form. A file that the app did not write itself (with comments, or changed by another program) is
@@ -179,13 +179,13 @@ class JobFile:
         self._pending: str | None = None
         self._writing: tuple[str, Future[Path | None]] | None = None
         self._error: JobError | None = None
-        """Error last emitted by `failed`, until it is resolved."""
+        """Last error that `failed` emitted; None once it is resolved."""
         self._is_retry = False
         """Whether the current write is only a retry, whose failure for the same reason is not reported again."""
 
     @property
     def unsaved(self) -> bool:
-        """Return whether values are not on disk yet."""
+        """Return whether there are values that are not on disk yet."""
         return self._pending is not None or self._writing is not None
 
     @property
@@ -194,11 +194,11 @@ class JobFile:
         return self._error
 
     def parse(self, text: str) -> Values:
-        """Return the values of a text of this file; raises JobError."""
+        """Return the values in this text, which was read from the file; raises JobError."""
         return parse_values(text, self.path.name)
 
     def own(self, values: Values) -> None:
-        """Set the values that the file is known to hold; a file that differs is another program's."""
+        """Set the values that the file is known to contain; a different text was written by another program."""
         self._own_text = to_toml(values)
 
     def is_own(self, text: str) -> bool:
@@ -218,7 +218,10 @@ class JobFile:
             self._begin()
 
     def settle(self, then: Callable[[JobError | None], None]) -> None:
-        """Call `then` with None when all values are written, or with the error of a failed write; retry once."""
+        """Call `then` with None when all values are written, or with the error if writing fails.
+
+        A write that has already failed is tried once more first.
+        """
         if not self.unsaved:
             then(None)
             return
@@ -286,7 +289,7 @@ class JobFile:
 
 
 def _replace(path: Path, text: str, own: str | None) -> Path | None:
-    """Write the file atomically; return the backup of the previous one if its text was not `own`."""
+    """Write the file atomically. If its text was not `own` (our last text), back it up first and return the backup."""
     long_path(path.parent).mkdir(parents=True, exist_ok=True)
     backup = _back_up(path, own)
     files.write_text(path, text)

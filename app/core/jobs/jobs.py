@@ -47,11 +47,11 @@ class JobEntry:
     folders: tuple[Path, ...] = ()
     """The folders of its dataset."""
     base: str = ""
-    """The base as the file names it."""
+    """The base, as written in the file."""
     family: str = ""
-    """The base's family where the file states it."""
+    """The base's family if the file states it, else ""."""
     stated: Mapping[str, Any] = field(default_factory=dict)
-    """Its tables `recipe` and `dataset`."""
+    """The tables `recipe` and `dataset` of the job file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,21 @@ class TrashedJob:
     """A job that was removed from the list."""
 
     path: Path
-    """Its file before that."""
+    """Its file before it was removed."""
     moved_to: Path | None
     """Its file in our trash; None for a file outside our folder, which stays in place."""
 
 
 _ListContent = tuple[Path | None, tuple[Path, ...], tuple[Path, ...]]
-"""Content of list.json: the job that was open last, files in other folders, and jobs that may train on the CPU."""
+"""Content of list.json: the job opened last, job files in other folders, and jobs that may train on the CPU."""
 _MAX_AGREED = 200
 
 
 class Jobs:
-    """All jobs and the open one. Use it only from the thread of `tasks`; workers access the disk, so none blocks it."""
+    """All jobs and the open one.
+
+    Use it only from the thread of `tasks`. Workers access the disk, so no call except `close` waits for it.
+    """
 
     def __init__(self, tasks: Tasks, folder: Path | None = None) -> None:
         self.folder = folder or places.home() / "jobs"
@@ -81,13 +84,13 @@ class Jobs:
         self.turned: Emitter[Draft | None] = Emitter()
         """Emitted with the newly opened job, or None when the open job was closed."""
         self.rescued: Emitter[Path] = Emitter()
-        """Emitted with a new job file of ours that holds changes which could not be saved in their own file."""
+        """Emitted with the new job file to which changes were saved because their own file could not be written."""
         self.resolved: Emitter[ImpastoError] = Emitter()
-        """Emitted when an error that the file of an open or closing job emitted by `failed` no longer applies."""
+        """Emitted with an error about writing an open or closing job's file when it no longer applies."""
         self.secured: Emitter[str] = Emitter()
         """Emitted when a password or token was removed from a job's base link; the message says where it is stored."""
         self.closed: Emitter[None] = Emitter()
-        """Emitted when the app closes and `close` has written what it could."""
+        """Emitted at the end of `close`, when all changes that can be saved have been written."""
         self.last: Path | None = None
         """Job that was opened last."""
         self._elsewhere: tuple[Path, ...] = ()
@@ -154,8 +157,8 @@ class Jobs:
     ) -> None:
         """Create a job of ours and call `then` with its file.
 
-        A worker calls `make` for its values, with a free name (`name`, or with a number added) and the folder that its
-        file will be in.
+        A worker calls `make` to get its values; the arguments are a free name (`name`, with a number if it is taken)
+        and the folder of the new file.
         """
         names = {entry.name for entry in self.all}
 
@@ -168,7 +171,7 @@ class Jobs:
     def duplicate(self, path: Path, then: Callable[[Path], None], on_error: OnError) -> None:
         """Copy a job to our folder under a free name, with absolute paths, and call `then` with the new file.
 
-        A copy of a run's job has no fit and fallbacks, which were chosen for that run's machine, and no runs folder.
+        A copy of a run's job leaves out its runs folder, and the fit and fallbacks chosen for that run's machine.
         """
         path, draft = path.absolute(), self._draft_of(path.absolute())
         values, names = draft.values if draft else None, {entry.name for entry in self.all}
@@ -177,7 +180,7 @@ class Jobs:
     def trash(self, path: Path, then: Callable[[TrashedJob], None], on_error: OnError) -> None:
         """Remove a job from the list.
 
-        The file of a job of ours moves to our trash, its runs stay; files in other folders stay in place.
+        A job file in our folder moves to our trash, but its runs stay; files in other folders stay in place.
         """
         path = path.absolute()
         shown = self._opened(path)
@@ -296,7 +299,7 @@ class Jobs:
         return self._open if self._open and self._open.path == path else None
 
     def _draft_of(self, path: Path) -> Draft | None:
-        """Return the open or closing job of a file, whose values may be newer than the disk; else None."""
+        """Return the open or closing job of a file, or None; its values may be newer than those on disk."""
         return self._opened(path) or self._closing.get(path)
 
     def _on_settled(self, draft: Draft, error: JobError | None) -> None:
@@ -310,7 +313,7 @@ class Jobs:
             self._tasks.run(lambda: _rescue(self.folder, name, values, folder, error), report, reraise)
 
     def _report_rescued(self, error: JobError, rescued: Path | None) -> None:
-        """Replace the message of a failed save by one that says where the changes are now."""
+        """If the changes were saved as a new job, withdraw the error and report the new file."""
         if rescued is not None:
             self.resolved.emit(error)
             self.rescued.emit(rescued)
@@ -350,7 +353,7 @@ def _encode_list(last: Path | None, elsewhere: tuple[Path, ...], agreed: tuple[P
 def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
     """Write a new job in `folder` and return its file; callable on any thread. Raises JobError.
 
-    It gets a new folder: an existing one may hold runs of an earlier job.
+    The job gets a new folder, because an existing one may contain runs of an earlier job.
     """
     from app.core.jobs.job_file import to_toml
 
@@ -372,7 +375,7 @@ def _free_name(folder: Path, name: str, taken: set[str]) -> str:
 
 
 def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: set[str]) -> Path:
-    """Copy a job file, with `values` instead of its own if given, to a new job in `folder` and return its file."""
+    """Copy a job file, or rather `values` if given, to a new job in `folder` and return the new file."""
     from app.core.jobs.job_file import drop, read_values, with_absolute_paths
 
     copied = with_absolute_paths(read_values(path) if values is None else values, path.parent)

@@ -40,14 +40,14 @@ class Setting:
     key: str
     """Dotted key; ``*`` is an index in a list."""
     kind: str
-    """Optimizer that has it as an argument, since each has its own defaults; "" for other keys."""
+    """Name of the optimizer whose argument it is (each has its own defaults); "" if it is not an argument."""
     values: str
     """Allowed values, as a phrase after "must be"."""
     default: Any
     """Default value; None if absent or required."""
     doc: str
     parts: tuple[Any, ...]
-    """Allowed plain types of a value: bool, int, float, str, literal values, or (list, *parts of its items)."""
+    """Allowed types and literals: bool, int, float, str, single values, or (list, *parts of its items)."""
     label: str = ""
     """Label set by the schema; empty if derived from the key."""
 
@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """Return its label: "Learning rate"."""
+        """Return its label, such as "Learning rate"."""
         return self.label or title_of(self.key)
 
     @property
@@ -70,13 +70,13 @@ class Setting:
 
     @property
     def otherwise(self) -> str:
-        """Return the default that its help describes: "half the resolution"; "" if it describes none."""
+        """Return the default as described in its help, such as "half the resolution"; "" if the help describes none."""
         found = re.search(r"default: ([^;]+?)(?:;|\.(?:\s|$))", self.doc)
         return found[1] if found else ""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the words allowed besides numbers or lists."""
+        """Return the words that are allowed as values, possibly along with numbers or lists."""
         return tuple(part for part in self.parts if isinstance(part, str))
 
     def typed(self, text: str) -> Any:
@@ -89,7 +89,7 @@ class Setting:
 
 
 def title_of(key: str) -> str:
-    """Return the label of a dotted key: "UNet learning rate" for "recipe.learning_rate"."""
+    """Return the label of a dotted key, such as "UNet learning rate" for "recipe.learning_rate"."""
     if label := _label(key):
         return label
     name = key.rpartition(".")[2].replace("_", " ")
@@ -97,7 +97,7 @@ def title_of(key: str) -> str:
 
 
 def full_title(key: str) -> str:
-    """Return the label, with those of its tables where it is derived from the key: "Text encoder › Rank"."""
+    """Return the label; if the schema sets none, put the tables' labels in front: "Text encoder › Rank"."""
     if label := _label(key):
         return label
     parts = key.split(".")
@@ -112,12 +112,12 @@ def settings() -> tuple[Setting, ...]:
 
 
 def setting(key: str, kind: str = "") -> Setting:
-    """Return the setting at a dotted key, list indices as numbers or ``*``; raises KeyError if there is none."""
+    """Return the setting at a dotted key, whose list indices may be numbers or ``*``; raises KeyError if unknown."""
     return _by_key()[re.sub(r"\.\d+(?=\.|$)", ".*", key), kind]
 
 
 def arguments(kind: Any) -> set[str]:
-    """Return the names of an optimizer's arguments, ``name`` with them; empty for an unknown optimizer."""
+    """Return the names of an optimizer's arguments, including ``name``; an empty set for an unknown optimizer."""
     own = {each.key.rpartition(".")[2] for each in settings() if each.kind == kind and each.kind}
     return {*own, "name"} if own else set()
 
@@ -157,7 +157,7 @@ def _is_table(found: KeyDescription) -> bool:
 
 
 def _is_internal(key: str) -> bool:
-    """Return whether users do not set a key: file format, source preset, or planner and measurement values."""
+    """Return whether a key is set by the app, not by users: format, source preset, planned or measured values."""
     return key in ("schema", "preset") or key.startswith(("fallbacks", "fit.int8_products"))
 
 
@@ -204,7 +204,7 @@ class Base:
     zero_terminal_snr: bool = False
 
     def is_path(self, model: str, folder: Path) -> bool:
-        """Return `is_base_path` from the known facts, without accessing the disk."""
+        """Return whether `model` is a path, as `is_base_path` does, but from known facts instead of the disk."""
         by_form = base_path_by_form(model)
         return model == self.path_on_disk if by_form is None else by_form
 
@@ -216,13 +216,13 @@ class SettingsVerdict:
     job: Job | None = None
     """Job with absolute paths; None if it has a fault."""
     sound: Job | None = None
-    """Job with faulty values dropped and missing ones filled in; None if that is not possible."""
+    """Job with faulty values dropped and missing ones filled in; None if faults remain even then."""
     problems: tuple[tuple[str, str], ...] = ()
     """Faults as (key, reason)."""
     effectless: dict[str, str] = field(default_factory=dict)
-    """Keys without effect in this combination, set or not, with the reason."""
+    """Keys that have no effect with the current settings, whether set or not, each with the reason."""
     doubts: dict[str, str] = field(default_factory=dict)
-    """Keys with valid but unusual values, with the reason."""
+    """Keys with valid but unusual values, each with the reason why they are unusual."""
 
 
 def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
@@ -247,7 +247,7 @@ def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
 
 
 def _without_placeholder(values: Values, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Replace the faults of folders by "images are missing" if no folder has a path.
+    """Replace all faults in the folder list by "images are missing" if no folder has a path.
 
     A folder entry without a path holds a trigger word that was typed before images were added.
     """
@@ -263,7 +263,7 @@ def _without_placeholder(values: Values, found: list[tuple[str, str]]) -> list[t
 
 
 def _sound(data: Values, wrong: list[str]) -> Job | None:
-    """Return the job without its faulty values, so that one bad number does not hide the checks of all others.
+    """Return the job without its faulty values, so that all other values can be checked despite a bad one.
 
     Missing required values are filled in. Dropping a value can cause other faults, so this is repeated a few times.
     Return None if faults remain.
@@ -283,7 +283,10 @@ def _sound(data: Values, wrong: list[str]) -> Job | None:
 
 
 def _effectless(job: Job, family: Family | None) -> dict[str, str]:
-    """Return the keys without effect, with the reason; for an unknown base, only those that hold for both families."""
+    """Return the keys without effect, each with the reason.
+
+    For a base of unknown family, return only keys without effect in both families.
+    """
     families: tuple[Family, ...] = (family,) if family else ("sd15", "sdxl")
     first, *others = (dict(without_effect(job, one)) for one in families)
     return {key: reason for key, reason in first.items() if all(key in other for other in others)}
