@@ -52,7 +52,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Result of a command; `detail` is a sentence, or the name of the file that was written."""
+    """Result of a command; `detail` is a sentence, or the name of a file that the command wrote."""
 
     outcome: CommandOutcome
     detail: str
@@ -143,7 +143,7 @@ def answer(sent: Path) -> CommandResult | None:
 
 
 def unread(folder: Path) -> frozenset[str]:
-    """Return the file names of commands without an outcome; before a run is locked, earlier attempts left them."""
+    """Return the file names of commands without an outcome; before a run is locked, these are from earlier attempts."""
     return frozenset(path.name for place in (folder, _accepted(folder)) for path in _files(place))
 
 

@@ -28,7 +28,7 @@ Outcome = Literal["done", "paused", "stopped", "failed"]
 _LONGEST_LINE = 1 << 24  # bytes; a line written by another program could otherwise fill the memory
 
 MAX_RATE = 1e6
-"""Highest plausible rate in items per second; higher ones mean that the time was too short to measure."""
+"""Highest plausible rate in items per second; a higher rate means that the time was too short to measure."""
 
 OnPhase = Callable[[Phase, int, int], None]
 """Progress callback, called with the phase, the number of units done, and the total number of units."""
@@ -61,7 +61,7 @@ class AttemptStarted(Event):
 @json_keys("phase", "total")
 @dataclass(frozen=True)
 class PhaseStarted(Event):
-    """A phase started; `total` is its number of units (bytes, files, images, texts or steps), None if unknown."""
+    """A phase started; `total` is its number of units (bytes, files, images, texts or steps) or None if unknown."""
 
     type: ClassVar[str] = "phase_started"
     phase: Phase
@@ -71,7 +71,7 @@ class PhaseStarted(Event):
 @json_keys("phase", "done", "total")
 @dataclass(frozen=True)
 class PhaseProgress(Event):
-    """Progress of a phase in the units of its total."""
+    """Progress of a phase: `done` of `total` units, such as images."""
 
     type: ClassVar[str] = "phase_progress"
     phase: Phase
@@ -92,7 +92,7 @@ class PhaseFinished(Event):
 @json_keys("phase", "count", "seconds", "decode", "encode", "write")
 @dataclass(frozen=True)
 class CachingSpeed(Event):
-    """Speed of encoding images or texts, and the speed that each concurrent stage could reach alone."""
+    """Speed of encoding images or texts, and the speed that each of the concurrent stages could reach alone."""
 
     type: ClassVar[str] = "cached"
     phase: Literal["cache_pictures", "cache_texts"]
@@ -101,9 +101,9 @@ class CachingSpeed(Event):
     decode: float | None
     """Images per second if decoding never waited for another stage; None for texts."""
     encode: float
-    """Items per second if the VAE or the text encoders never waited."""
+    """Items per second if the VAE or the text encoders never waited for another stage."""
     write: float
-    """Items per second if writing to disk never waited."""
+    """Items per second if writing to disk never waited for another stage."""
 
     @property
     def rate(self) -> float:
@@ -147,7 +147,7 @@ class StepEvent(Event):
 @json_keys("step", "loss", "held_out", "per_timestep")
 @dataclass(frozen=True)
 class Validation(Event):
-    """Loss at fixed noise; `held_out` is whether it was measured on images that are not trained on."""
+    """Validation loss at fixed noise; `held_out` says whether it was measured on images that are not trained on."""
 
     type: ClassVar[str] = "validation"
     step: int
@@ -237,9 +237,9 @@ class MemoryExhausted(Event):
     module: str
     """Module of the model, such as "unet.up_blocks.1.attentions.0"."""
     allocated: int | None
-    """Bytes in use on the GPU at that moment."""
+    """Bytes that PyTorch had allocated on the GPU when memory ran out."""
     reserved: int | None
-    """Bytes that PyTorch had reserved from the driver."""
+    """Bytes that PyTorch had reserved from the driver when memory ran out."""
     forecast: int | None
     """Peak bytes that the phase was forecast to reserve from the driver."""
 
@@ -247,12 +247,12 @@ class MemoryExhausted(Event):
 @json_keys("step", "rung", "changes", "exact")
 @dataclass(frozen=True)
 class SteppedDown(Event):
-    """The run continues with a plan that needs less memory; `step` is the number of completed steps."""
+    """The run continues with a fit that needs less memory; `step` is the number of completed optimizer steps."""
 
     type: ClassVar[str] = "stepped_down"
     step: int
     fallback: int
-    """Position of the step among the fallback steps, counted from 1."""
+    """Number of the fallback step that was taken, counted from 1."""
     changes: Mapping[str, Any]
     """Changed keys of the fit with their new values."""
     exact: bool
@@ -262,7 +262,7 @@ class SteppedDown(Event):
 @json_keys("step", "seconds", "median", "reason", "detail")
 @dataclass(frozen=True)
 class Slow(Event):
-    """Steps became much slower than before; not repeated until they have been fast again."""
+    """Steps became much slower than before; not reported again until steps have been fast in between."""
 
     type: ClassVar[str] = "slow"
     step: int
@@ -320,7 +320,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class UnknownEvent(Event):
-    """Damaged line, or line from another version, kept unchanged to avoid losing data."""
+    """Line that is damaged or from another version; it is kept unchanged to avoid losing data."""
 
     type: ClassVar[str] = "unknown"
     line: str
@@ -393,14 +393,14 @@ class EventWriter:
 
 
 def to_line(event: Event) -> str:
-    """Return an event as one JSON line without the line break; non-finite numbers become null."""
+    """Return an event as a JSON line without a line break; non-finite numbers become null."""
     if isinstance(event, UnknownEvent):
         return event.line
     return json.dumps({"type": event.type} | _finite(to_record(event)), ensure_ascii=False, allow_nan=False)
 
 
 def from_line(line: str) -> Event:
-    """Return the event in a JSON line without unknown fields; an `UnknownEvent` if it cannot be read."""
+    """Return the event in a JSON line, ignoring unknown fields; an `UnknownEvent` if it cannot be read."""
     try:
         fields = parse_json(line)
         kind = TYPES[fields["type"]]

@@ -1,4 +1,4 @@
-"""Atomic file writes, long Windows paths and safe file names.
+"""Provide atomic file writes, long Windows paths and safe file names.
 
 A reader never sees a half-written file, even if the writer is killed or the disk is full.
 """
@@ -76,7 +76,7 @@ def staged(target: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def _name_target(error: BaseException, temporary: Path, target: Path) -> None:
-    """Change an error to name the file that the user knows instead of the temporary one."""
+    """Change an error's file name from the temporary file to `target`, which the user knows."""
     if isinstance(error, OSError) and error.filename is not None and Path(error.filename).name == temporary.name:
         error.filename, error.filename2 = str(target), None
 
@@ -137,12 +137,12 @@ def _is_idle(path: Path, seconds: float) -> bool:
 
 
 def long_path(path: Path) -> Path:
-    r"""Return the path in Windows' \\?\ form if it is too long for the usual one, else unchanged."""
+    r"""Return the path in Windows' \\?\ form if it is too long for the usual form, else unchanged."""
     return path if sys.platform != "win32" else Path(long_name(str(path)))
 
 
 def long_name(text: str) -> str:
-    """Return a path given as text in the form of `long_path`."""
+    """Return a path, given as text, in the form that `long_path` returns."""
     return extended(text) if sys.platform == "win32" and len(text) >= _LONG else text
 
 
@@ -165,7 +165,10 @@ def with_retries(action: Callable[[], _Result]) -> _Result:
 
 
 def safe_name(text: str, otherwise: str = "unnamed") -> str:
-    """Return `text` as a safe path component that keeps letters of every script; `otherwise` if nothing is left."""
+    """Return `text` without unsafe characters as a path component; `otherwise` if no characters are left.
+
+    Letters of all scripts are kept.
+    """
     name = _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
     name = _trimmed(_FORBIDDEN.sub("-", name))
     name = _trimmed(name.encode("utf-8")[:_MOST_BYTES].decode("utf-8", errors="ignore"))
@@ -175,7 +178,7 @@ def safe_name(text: str, otherwise: str = "unnamed") -> str:
 
 
 def valid_job_name(text: str, otherwise: str = "job") -> str:
-    """Return `text` (a title, or the name of a folder or file) as a valid job name; `otherwise` if nothing is left.
+    """Return `text` (a title, or a folder or file name) as a valid job name; `otherwise` if no characters are left.
 
     The result is short enough to append a number, in both a job and a folder name.
     """
@@ -209,11 +212,11 @@ class Links:
 
     def __init__(self, folders: Iterable[str | Path]) -> None:
         self.refused: set[Path] = set()
-        """Links that were refused so far."""
+        """Links to which access has been refused so far."""
         self._folders = tuple(_real(str(folder)) for folder in folders)
 
     def allow_file(self, path: Path) -> bool:
-        """Return whether a file may be read: it is not a link, or it is an allowed one. Costs one lstat."""
+        """Return whether a file may be read: it is not a link, or leads into an allowed folder. Costs one lstat."""
         return not path.is_symlink() or self.allow(path)
 
     def allow(self, path: Path) -> bool:

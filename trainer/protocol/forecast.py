@@ -43,7 +43,7 @@ ForecastPhase = Literal[
 LoadPhase = Literal["load", "quantise"]
 DuringRun = Literal["validate", "preview", "checkpoint", "save"]
 ReleasePoint = Literal["cache_pictures", "cache_texts", "load", "quantise", "draw", "decode"]
-"""Part of a run that has just ended and after which cached memory is returned; its memory trace has the same name."""
+"""Part of a run after which cached memory is returned to the driver; the part's memory trace has the same name."""
 
 RELEASE_POINTS: frozenset[str] = frozenset(get_args(ReleasePoint))
 """All release points; elsewhere a run returns cached memory only if memory runs out or it records CUDA graphs."""
@@ -51,7 +51,7 @@ RELEASE_POINTS: frozenset[str] = frozenset(get_args(ReleasePoint))
 AT_START: tuple[DuringRun, ...] = ("validate", "checkpoint", "preview")
 """Phases between loading and the first step, in this order."""
 BETWEEN_STEPS: tuple[DuringRun, ...] = ("validate", "checkpoint", "save", "preview")
-"""Phases between two steps if all of them are due, in this order."""
+"""Phases between two steps, in this order if several of them are due."""
 
 PHASES: tuple[ForecastPhase, ...] = (
     "cache_pictures",
@@ -62,7 +62,7 @@ PHASES: tuple[ForecastPhase, ...] = (
     "train",
     *BETWEEN_STEPS,
 )
-"""All phases, in the order in which a run first reaches the peak of each."""
+"""All phases, in the order in which a run first reaches their peaks."""
 
 
 @json_keys("name", "module", "stage", "allocated", "by_kind", "largest")
@@ -97,7 +97,7 @@ class PhaseForecast:
     seconds: float
     """Seconds that the whole run spends in this phase."""
     peaks: tuple[Peak, ...] = ()
-    """Memory peaks in order of time; the highest one determines the phase's need."""
+    """Memory peaks in order of time; the highest one determines how much memory the phase needs."""
     timeline: tuple[tuple[int, int], ...] = ()
     """(allocated, reserved) at evenly spaced moments of the phase, for charts; at most a few hundred."""
 
@@ -132,7 +132,7 @@ class Forecast:
     error: float = 0.0
     """Relative error that an estimate may have; 0 for an exact forecast."""
     time_factor: float = 1.0
-    """Factor learned from finished runs and included in all seconds here; stored so it can be divided out."""
+    """Factor learned from finished runs that is included in all seconds here; stored to allow dividing by it."""
     flops: float = 0.0
     """FLOPs of all training steps, recomputed activations included; 0 if unknown."""
     flops_limit: float = 0.0
@@ -156,10 +156,10 @@ class Forecast:
 
     @property
     def decisive(self) -> PhaseForecast:
-        """Return the phase that needs the most memory.
+        """Return the phase that causes the peak of reserved memory.
 
-        Memory cached by earlier phases stays reserved in later ones. Of the phases near the peak, the one that
-        allocates the most caused it.
+        Memory cached by earlier phases stays reserved in later ones. Therefore, of the phases near the peak, this is
+        the one that allocates the most.
         """
         near = [phase for phase in self.phases if phase.reserved >= NEAR_PEAK * self.reserved]
         return max(near, key=lambda phase: phase.allocated)
@@ -168,7 +168,7 @@ class Forecast:
     def mean_step_seconds(self) -> float | None:
         """Return the mean seconds of an optimizer step over all batches; None if unknown.
 
-        This is the forecast of the first step; without one, all buckets are weighted equally.
+        This is the forecast of the first step; if there is none, it is the plain mean over all buckets.
         """
         first = self.of("first_step")
         if first is not None:
@@ -179,7 +179,7 @@ class Forecast:
 def expected_step_seconds(forecast: float | None, measured: Sequence[float]) -> float | None:
     """Return the expected seconds of a step: a weighted mean of the forecast and the measured steps.
 
-    The forecast weighs as much as FORECAST_WEIGHT steps. None if there is neither.
+    The forecast has the weight of FORECAST_WEIGHT measured steps. Returns None if there are neither.
     """
     weight = 0 if forecast is None else FORECAST_WEIGHT
     if not weight + len(measured):
@@ -219,7 +219,7 @@ def _peak(found: Mapping[str, Any]) -> Peak:
 
 
 class Operation(Protocol):
-    """Operations of one kind and size in a trace."""
+    """A trace's operations of one kind and size."""
 
     @property
     def kind(self) -> str:
@@ -264,7 +264,7 @@ class DeviceSpeed:
     device: str
     """Name for users, such as "RTX 3060 12GB" or "cpu, 8 threads"."""
     timed: tuple[TimedOperation, ...]
-    """Measured operations, at least one per kind; others run at the rate of the most similar measured one."""
+    """Measured operations, at least one per kind; others are assumed to be as fast as the most similar one."""
     bandwidth: float
     """Maximum memory bandwidth in bytes per second."""
     launch: float

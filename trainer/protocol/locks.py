@@ -1,4 +1,4 @@
-"""Lock files; the operating system releases a lock when its holder exits or is killed."""
+"""Provide lock files; the operating system releases a lock when its holder exits or is killed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def require_file(path: Path) -> None:
 
 
 def lane_of(device: str | None) -> str:
-    """Return the lane of a job's device, which one run uses at a time: "cuda:0" for "cuda", "cpu" for None."""
+    """Return the lane (a device that one run uses at a time) of a job's device: "cuda:0" for "cuda", "cpu" for None."""
     return {"cuda": "cuda:0", None: "cpu"}.get(device, device or "cpu")
 
 
@@ -128,7 +128,7 @@ def is_lane_held(lane: str) -> bool:
 def hold_lane(lane: str, patience: float = math.inf) -> Iterator[None]:
     """Hold a lane during the block, waiting until it is free.
 
-    Raises LockBusyError after `patience` seconds, and OSError if the lock file cannot be used.
+    Raises LockBusyError if it is not free within `patience` seconds, and OSError if the lock file cannot be used.
     """
     lock = _lock(lane)
     lock.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ def home() -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the cache of encoded images and texts that all runs share: $IMPASTO_CACHE, else a folder in `home`."""
+    """Return the folder of encoded images and texts, shared by all runs: $IMPASTO_CACHE, else a folder in `home`."""
     return _from_environment("IMPASTO_CACHE") or home() / "cache"
 
 
@@ -84,7 +84,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def unwritable(folder: Path) -> OSError | None:
-    """Return the error that creating a folder in `folder` would raise, as far as can be told without trying.
+    """Return the error that creating a folder in `folder` would probably raise, without trying it.
 
     Returns None if none is expected. `folder` itself need not exist. On Windows, missing permissions are noticed only
     when something is written.
@@ -124,7 +124,7 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def user_error_of(error: OSError) -> ImpastoError | None:
-    """Return an error message for a file system error that the user can fix; None for any other."""
+    """Return an error with advice for a file system error that the user can fix; None for any other error."""
     where = f": {_cut(str(error.filename))}" if error.filename else ""
     if is_disk_full(error):
         return ImpastoError("file.disk_full", f"The disk is full{where}.", "Free disk space there and try again.")

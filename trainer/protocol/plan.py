@@ -54,8 +54,8 @@ class MemoryAdvice:
     """Advice on how to free the GPU memory that a plan lacks."""
 
     code: AdviceCode
-    """close: closing these programs frees enough. close_some: it may, but the driver reports no sizes. free: no program
-    is known to use enough. larger_gpu: closing all programs would not be enough."""
+    """close: closing these programs frees enough. close_some: closing some may, but the driver reports no sizes.
+    free: no program is known to use enough. larger_gpu: closing all programs would not be enough."""
     bytes: int
     """Bytes that the programs use for `close`, else the bytes to free."""
     programs: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ _NAMED = 3
 
 
 def advise(to_free: int, occupied: int, uses: Sequence[MemoryUse]) -> MemoryAdvice:
-    """Return which programs to close to free `to_free` of the `occupied` bytes of a GPU.
+    """Return advice on which programs to close to free `to_free` of the `occupied` bytes of a GPU.
 
     Picks the smallest single program that suffices, or else the largest ones that suffice together.
     """

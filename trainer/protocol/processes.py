@@ -62,7 +62,7 @@ def stop_tracking(process: subprocess.Popen[bytes]) -> None:
 def redirect_output(log: Path, before: Path) -> None:
     """Redirect the output of this process to the end of `log` and move its earlier output there.
 
-    `before` is the file to which output was written until now; if output went elsewhere, nothing happens. The file
+    `before` is the file to which output went until now; if output went elsewhere, nothing happens. The file
     descriptors are redirected, so the log also gets the output of native libraries and crashes. Raises OSError if the
     earlier output does not fit on the disk; it then stays in `before`.
     """
@@ -93,7 +93,7 @@ def last_words(log: Path, since: int = 0, lines: int = 12) -> str:
 
 
 def _within_reach(folder: Path) -> Path:
-    """Return the folder, or its nearest parent whose path is short enough for a working directory on Windows.
+    """Return the folder, or its nearest parent if the path is too long for a working directory on Windows.
 
     Windows does not support extended-length paths as working directories.
     """
@@ -115,7 +115,7 @@ class SupersededError(Exception):
 
 
 class ActiveRequest:
-    """Request that is being processed."""
+    """The request that is being processed."""
 
     def __init__(self, request: Request, say: Callable[[Answer], None], overtaken: Callable[[], bool]) -> None:
         self.request = request
@@ -135,7 +135,7 @@ class ActiveRequest:
 Handler = Callable[[ActiveRequest], Answer]
 """Callback that processes a request and returns the fields of its "done"; may raise ImpastoError and OSError."""
 Validator = Callable[[Request], str | None]
-"""Callback that returns what is wrong with a request, as the reason in an error sentence; None if it is valid."""
+"""Callback that returns what is wrong with a request, as part of an error sentence; None if it is valid."""
 
 
 class Server:

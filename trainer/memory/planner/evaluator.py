@@ -320,7 +320,7 @@ class Evaluator:
         return Figures(seconds * (self.workload.recipe.steps or 1), training_totals(workload, steps).peak)
 
     def _step_bound(self, fit: FitConfig) -> Figures:
-        """Return bounds from known fits with other checkpointing or micro-batches, and from the anchor."""
+        """Return lower bounds for training, derived from known fits with other settings and from the anchor."""
         quantize, checkpointing, size = _step_key(fit)
         seconds, needed = 0.0, 0
         for (other, blocks_set, images), figures in self._steps.items():

@@ -39,7 +39,7 @@ def attention_kernel(choice: str | None, dtype: torch.dtype) -> AttentionKernel:
 
 @contextmanager
 def as_on_cuda(kernel: AttentionKernel) -> Iterator[None]:
-    """Make attention and dropout use their CUDA operations, which meta tensors would not use."""
+    """During the block, make attention and dropout call their CUDA operations, which meta tensors otherwise skip."""
     attention, dropout = F.scaled_dot_product_attention, F.dropout
     kernels: dict[AttentionKernel, Callable[..., Tensor]] = {
         "flash": _flash,
@@ -115,7 +115,7 @@ def _cudnn(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return a mask as additive bias in rows aligned to 16 elements, like pad_bias in attention.cpp."""
+    """Return a mask as an additive bias whose rows are aligned to 16 elements, like pad_bias in attention.cpp."""
     if mask.dtype == torch.bool:
         mask = torch.where(mask, torch.zeros((), dtype=query.dtype, device=mask.device), -math.inf).to(query.dtype)
     keys = mask.shape[-1]
@@ -160,7 +160,7 @@ def gemm_4bit(
 
 
 def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Compute the math attention kernel's softmax as separate operations; fully masked rows become zero."""
+    """Compute the softmax of the math attention kernel as separate operations; fully masked rows become zero."""
     shares = torch.softmax(scores, dim, dtype=dtype)
     hidden = scores.isneginf()
     blind = hidden.all(dim, keepdim=True)
@@ -172,8 +172,8 @@ def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 def overwritten(func: OpOverload, args: Sequence[Any], *, backward: bool, after_product: bool) -> Tensor | None:
     """Return the operand that CUDA would overwrite in ``func`` if nothing else holds it; None if there is none.
 
-    ``backward`` means that autograd runs it; ``after_product`` means that it directly follows a matrix product, to
-    which aten::linear adds its bias (Linear.cpp) and the math attention kernel its mask (attention.cpp).
+    ``backward`` means that autograd runs ``func``; ``after_product`` means that it directly follows a matrix product,
+    to which aten::linear adds its bias (Linear.cpp) and the math attention kernel its mask (attention.cpp).
     """
     if backward:
         in_place = func in _IN_PLACE_IN_BACKWARD
@@ -206,7 +206,7 @@ def _flash_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return upper bounds of the bytes of delta and, in 16 bits, fp32 gradients (workspace in kernel_backward.h)."""
+    """Return upper bounds for the bytes of delta and, in 16 bits, fp32 gradients (workspace in kernel_backward.h)."""
     query, key = args[1], args[2]
     batch, heads, queries, width = query.shape
     delta = batch * heads * queries * 4
@@ -217,14 +217,14 @@ def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _foreach_norm(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of partial sums: each tensor gets one per chunk of the largest (ForeachReduceOp.cu)."""
+    """Return the bytes of partial sums: each tensor has as many as the largest has chunks (ForeachReduceOp.cu)."""
     tensors = args[0]
     chunks = max(-(-tensor.numel() // _NORM_CHUNK) for tensor in tensors)
     return (len(tensors) * chunks * 4,)
 
 
 def _group_norm(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of scale and shift, one each per image and channel in fp32 (group_norm_kernel.cu)."""
+    """Return the bytes of fp32 scale and shift, one each per image and channel (group_norm_kernel.cu), and copies."""
     batch, channels = args[0].shape[:2]
     return *_copied(args[0]), batch * channels * 4, batch * channels * 4
 

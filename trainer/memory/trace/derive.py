@@ -1,6 +1,6 @@
-"""Join memory traces, and derive them for other micro-batches, ranks and shapes. Needs no torch.
+"""Join memory traces, and derive them for other micro-batches, ranks and shapes. Does not require torch.
 
-Deriving a trace is much faster than tracing it and just as exact: if a rule does not hold, the result is None.
+Deriving a trace is much faster than tracing and just as exact: if a rule does not hold exactly, the result is None.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RANK_INDEPENDENT: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache
 
 
 def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
-    """Return one trace equal to ``traces`` in sequence; storages that one leaves behind are matched by name."""
+    """Return ``traces`` joined into one; a storage that one trace leaves and a later one frees is matched by name."""
     storages: list[Storage] = []
     events: list[int] = []
     work: list[Work] = []
@@ -74,7 +74,7 @@ def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
 def scale(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
     """Return the trace for micro-batches (or a LoRA rank) of ``size`` from those for two other ``sizes``.
 
-    If both have the same events, all bytes and FLOPs are a + b * size. Returns None if that does not hold.
+    Both must have the same events, and all bytes and FLOPs must be a + b * size; otherwise returns None.
     Micro-batches of one image cannot be sources, because PyTorch skips copies for them, and the optimizer's traces
     cannot be derived for other ranks, because its state and sums are rounded up to blocks.
     """
@@ -115,7 +115,7 @@ def reshape(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], sha
 def _interpolate(
     one: MemoryTrace, other: MemoryTrace, linear: Linear, bytes_of: BytesOf, flops_of: FlopsOf
 ) -> MemoryTrace | None:
-    """Return a trace with the events of two others and derived sizes; None if any size cannot be derived."""
+    """Return a trace with the events of two others and derived sizes; None if their events differ or a rule fails."""
     if not _have_same_events(one, other):
         return None
     storages: list[Storage] = []
@@ -140,7 +140,7 @@ def _on_line(sizes: tuple[int, int], size: int, first: int, second: int) -> int 
 
 
 def _padded(pixels: int, depth: int) -> int:
-    """Return the number of tokens at a depth of the UNet, padded to whole flash attention blocks."""
+    """Return the number of tokens at a depth of the UNet, rounded up to whole flash attention blocks."""
     return -(-pixels // (PIXELS_PER_TOKEN << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
 
 

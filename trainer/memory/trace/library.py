@@ -1,4 +1,4 @@
-"""Provide a workload's traces: from memory or disk, by derivation, or else by tracing with torch."""
+"""Provide a workload's traces: from memory or disk, derived from others, or else traced with torch."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Steps(Generic[T]):
     weights: T
     """Placement of base, adapter and master weights."""
     micro_first: T
-    """First micro-batch of an optimizer step, which allocates the master weights' gradients."""
+    """The first micro-batch of an optimizer step, which allocates the master weights' gradients."""
     micro_more: T
     """Any further micro-batch of an optimizer step."""
     optimizer_first: T
-    """First optimizer step of a run, which allocates the optimizer's state."""
+    """The first optimizer step of a run, which allocates the optimizer's state."""
     optimizer: T
     """Any later optimizer step."""
 
@@ -83,7 +83,7 @@ class TraceLibrary:
             self.prefetcher.replace_requests(())
 
     def restart_prefetcher(self) -> None:
-        """Stop the second process, which uses 0.8 GB of main memory, until traces are missing again."""
+        """End the second process, which uses 0.8 GB of main memory; a new one starts when traces are missing again."""
         if self.prefetcher is not None:
             self.prefetcher.close()
             self.prefetcher = TracePrefetcher(self.store, make_tracer)
@@ -133,15 +133,15 @@ class TraceLibrary:
         return self._summarize(request.key, self._ensure_traces(request)) if found is None else found
 
     def _stored_or_derived(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
-        """Return traces if they are available without tracing, else None; empty if the fit does not have this phase."""
+        """Return a request's traces, or None if they have to be traced; empty if the fit does not have this phase."""
         here = self._read(request.key)
         return self._derive(request) if here is None else here
 
     def _ensure_traces(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
         """Return the traces of a request: stored, derived, or traced.
 
-        A large micro-batch is derived from two small ones that are traced instead: this is faster, and makes the next
-        micro-batch size nearly free.
+        Instead of a large micro-batch, two small ones are traced, from which it is derived. This is faster, and other
+        micro-batch sizes can then be derived at almost no cost.
         """
         if (here := self._read(request.key)) is not None:
             return here
@@ -156,7 +156,7 @@ class TraceLibrary:
         return found
 
     def _derive(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
-        """Derive the traces from others that are available without tracing; None if no rule applies."""
+        """Return a request's traces, derived from others that need no tracing; None if no rule applies."""
         for rule in rules(request):
             if all(map(self.has, rule.sources)) and (found := self._apply_rule(rule)) is not None:
                 return self._keep(request.key, found)
@@ -183,7 +183,7 @@ class TraceLibrary:
         return self._summaries.get(key)
 
     def _summarize(self, key: str, traces: Sequence[MemoryTrace]) -> tuple[TraceSummary, ...]:
-        """Return the summaries of traces that are in memory."""
+        """Return the summaries of ``traces``, which are cached under ``key``."""
         if key not in self._summaries:
             self._summaries[key] = tuple(map(summary_of, traces))
         return self._summaries[key]
@@ -205,7 +205,7 @@ class TraceLibrary:
         return traces
 
     def _prefetch_for(self, request: TraceRequest) -> None:
-        """Prefetch likely requests while this one is traced; on a single core or for small models, do nothing."""
+        """Prefetch likely requests while ``request`` is traced; do nothing on a single core or for small models."""
         if self.prefetcher is not None and usable_cores() > 1 and _is_large(request.workload):
             self.prefetcher.replace_requests(
                 [each for each in self._likely_requests() if each.key != request.key and not self.has(each)]

@@ -1,4 +1,4 @@
-"""Define memory traces: a phase's storage allocations and frees in order, and its work. Needs no torch."""
+"""Define memory traces: a phase's allocations and frees in order, and its work. Does not require torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MemoryTrace:
 
 @dataclass(frozen=True, slots=True)
 class UnetBlock:
-    """Block of the UNet, measured in a forward without checkpointing."""
+    """Figures of a UNet block, measured in a forward without checkpointing."""
 
     name: str
     saved_bytes: int
@@ -93,10 +93,10 @@ def held_after_forward(trace: MemoryTrace) -> dict[str | None, int]:
 
 
 def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
-    """Return the UNet's blocks, sorted by memory that checkpointing them saves relative to its cost, best first.
+    """Return the UNet's blocks, sorted by memory saved by checkpointing in relation to its cost, best first.
 
     ``micro`` is a micro-batch without checkpointing. The cost is the bytes of weights times the number of positions
-    that they are applied to, which falls to a quarter at each deeper level. It ignores attention scores, because it
+    that they are applied to, which is four times smaller at each deeper level. It ignores attention scores, because it
     only determines the search order.
     """
     held = held_after_forward(micro)
@@ -124,7 +124,7 @@ def _forward_order(name: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Memory totals of one or more traces, in bytes rounded up as by the allocator."""
+    """Memory totals of one or more traces, in bytes; each allocation is rounded up as the allocator does."""
 
     net: int
     """Bytes allocated at the end minus bytes allocated at the beginning."""
@@ -151,7 +151,7 @@ class TraceSummary:
 def totals(trace: MemoryTrace) -> Totals:
     """Return the totals of a trace without workspaces, whose size depends on the GPU.
 
-    They are a lower bound for any allocator, because blocks that cannot be split only add to them.
+    They are a lower bound for any allocator, because blocks that cannot be split only take more memory.
     """
     sizes = np.array(
         [0 if storage.kind == "workspace" else -(-storage.bytes // BLOCK) * BLOCK for storage in trace.storages],
@@ -169,7 +169,7 @@ def summary_of(trace: MemoryTrace) -> TraceSummary:
 
 
 def total_in_sequence(summaries: Iterable[TraceSummary]) -> Totals:
-    """Return the totals of traces that are replayed one after the other."""
+    """Return the totals of traces that are replayed in sequence."""
     total = NOTHING
     for summary in summaries:
         total = total.then(summary.totals)

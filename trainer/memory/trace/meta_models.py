@@ -1,4 +1,4 @@
-"""Build a workload's models on the meta device without weights, and the engine that would train them."""
+"""Build a workload's models without weights on the meta device, and the engine that would train them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Placed = TypeVar("Placed", bound=nn.Module)
 
 @no_init_weights()  # initializing weights that do not exist would be a quarter of the build time
 def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
-    """Return the UNet before its weights are placed, and the placer that quantizes them, or None."""
+    """Return the UNet before its weights are placed, and the placer that quantizes them (None if not quantized)."""
     unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, workload.unet_config, _SOURCE)
     kind = workload.fit.quantize
     if kind is None or kind == "none":
@@ -69,7 +69,7 @@ def bare_vae(workload: Workload) -> AutoencoderKL:
 
 
 def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Placed:
-    """Place a model's weights as loading does, from main memory that is never touched and thus never committed."""
+    """Place a model's weights as loading does and return the model; its source memory is never touched or committed."""
     stored = {
         name: StoredTensor(weight, partial(torch.empty, weight.shape, dtype=dtype))
         for name, weight in model.named_parameters()
@@ -100,7 +100,7 @@ def empty_engine(workload: Workload) -> Engine:
 
 
 _latest: dict[str, tuple[UNet2DConditionModel, list[TextEncoder], Adapter]] = {}
-"""Models of the latest engine, by the workload's key for loading."""
+"""The latest engine's models, by the workload's key for loading; at most one entry."""
 
 
 def _adapted_models(workload: Workload) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:

@@ -60,12 +60,12 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 
 def load(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace placing base, adapter and master weights one tensor at a time; return no trace for a quantized base."""
+    """Trace placing base, adapter and master weights tensor by tensor; return no traces for a quantized base."""
     return () if _quantized(workload) else (_load_trace(workload, "load"),)
 
 
 def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace loading a quantized base: each weight is copied to the GPU in 16 bits and stored in 8 or 4."""
+    """Trace loading a quantized base: each weight is copied to the GPU in 16 bits, then stored there in 8 or 4 bits."""
     return (_load_trace(workload, "quantise"),) if _quantized(workload) else ()
 
 
@@ -125,9 +125,10 @@ def validate(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace sampling the prompts, decoding with a temporarily placed VAE, and moving the UNet back.
+    """Trace generating previews: sampling, decoding with a temporarily placed VAE, and moving the UNet back.
 
-    Of all prompts that need the same memory, only one is sampled, in a few steps; the work is scaled to all of them.
+    Of prompts that need the same memory, only one is sampled, in a few steps; its work is scaled up to all prompts
+    and steps.
     """
     if not workload.previews:
         return ()
@@ -156,7 +157,10 @@ def checkpoint(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def save(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace computing Schedule-Free's averaged weights, else return an empty trace; files are made on the CPU."""
+    """Trace computing Schedule-Free's averaged weights; with other optimizers, return an empty trace.
+
+    Files are made on the CPU.
+    """
     if not isinstance(workload.recipe.optimizer, ScheduleFreeConfig):  # spares the seconds that the engine takes
         return (NOTHING,)
     engine = empty_engine(workload)
@@ -203,7 +207,7 @@ def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> N
 
 
 def _shapes(workload: Workload) -> list[Size]:
-    """Return every shape in which images are encoded, the one with the most training pixels first."""
+    """Return every shape in which images are encoded, beginning with the largest shape to train on."""
     return list(dict.fromkeys(bucket.size for bucket in (*workload.buckets, *workload.validation_buckets)))
 
 
@@ -223,7 +227,7 @@ def _size(prompt: PromptConfig) -> Size:
 
 
 def _draw(tracer: Tracer, workload: Workload, engine: Engine, prompt: PromptConfig) -> Tensor:
-    """Sample the latents of one prompt, in as few steps as represent all of them."""
+    """Sample one prompt's latents in just enough steps to represent all steps, and return the latents."""
     width, height = _size(prompt)
     few = prompt.replaced(steps=min(prompt.steps, STEPS_DRAWN))
     sampler = make_sampler(prompt.sampler, workload.prediction, zero_terminal_snr=workload.zero_terminal_snr)
@@ -235,7 +239,7 @@ def _draw(tracer: Tracer, workload: Workload, engine: Engine, prompt: PromptConf
 
 
 def _text(workload: Workload, engine: Engine) -> TextConditioning:
-    """Return conditioning from trained text encoders, or else an uninitialized one on the CPU, like from the cache."""
+    """Return conditioning from trained text encoders, or else an uninitialized one on the CPU, as if from the cache."""
     if engine.models.text_encoders:
         return _encode(workload, engine.models.text_encoders)
     text = micro_batch(workload, (LATENT_SCALE, LATENT_SCALE), 1).text
@@ -252,7 +256,7 @@ def _decode(tracer: Tracer, workload: Workload, vae: AutoencoderKL, latents: Map
 
 
 def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
-    """Return the storages that trainer.training.device.offload.offloaded frees, each once, in the same order."""
+    """Return the storages that offloading the UNet frees, in the order of trainer.training.device.offload.offloaded."""
     placed = {storage.name: storage for storage in weights.storages}
     names: dict[int, str] = {}
     for key, weight in engine.adapter.parameters.items():
@@ -265,14 +269,14 @@ def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
 
 
 def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrace:
-    """Return the trace with frees of earlier traces' storages added at its end."""
+    """Return the trace, extended at its end by frees of ``leaving``, which earlier traces allocated."""
     first = len(trace.storages)
     deaths = ~np.arange(first, first + len(leaving), dtype=np.int32)
     return replace(trace, storages=(*trace.storages, *leaving), events=np.concatenate([trace.events, deaths]))
 
 
 def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:
-    """Return the trace with new allocations of freed storages added at its beginning."""
+    """Return the trace, extended at its beginning by new allocations of ``returning``, which were freed before."""
     births = np.arange(len(returning), dtype=np.int32)
     # Indices shift by the new storages; a free ~i becomes ~(i + n) = ~i - n.
     moved = np.where(trace.events < 0, trace.events - len(returning), trace.events + len(returning)).astype(np.int32)
@@ -292,6 +296,6 @@ def _step_factors(prompts: Sequence[PromptConfig]) -> dict[str, float]:
 
 
 def _scale_work(trace: MemoryTrace, factors: Mapping[str, float]) -> MemoryTrace:
-    """Return the trace with the work of some stages multiplied."""
+    """Return the trace with the operation counts of some stages multiplied by ``factors``."""
     work = (replace(item, count=round(item.count * factors.get(item.stage, 1))) for item in trace.work)
     return replace(trace, work=tuple(work))

@@ -1,4 +1,4 @@
-"""Prefetch traces in a second process to use a second core."""
+"""Prefetch traces in a second process, which can use a second CPU core."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 3.0
 
 
 Tracer = Callable[[TraceStore], Callable[[TraceRequest], None]]
-"""Factory of a store's tracing function, called in the second process; pickled, so it must be at module level."""
+"""Factory of a store's tracing function, called in the second process; must be at module level to be pickled."""
 
 
 class TracePrefetcher:
@@ -36,7 +36,7 @@ class TracePrefetcher:
 
     The process starts with the first request, takes some seconds to start and uses 0.8 GB of main memory. Its errors
     are ignored: the parent process finds the traces missing, traces them itself and gets the error. When the parent
-    process ends, in whatever way, this one ends as well, even in the middle of a trace.
+    process ends, for whatever reason, this one ends as well, even in the middle of a trace.
     """
 
     def __init__(self, store: TraceStore, tracer: Tracer) -> None:
@@ -76,13 +76,13 @@ class TracePrefetcher:
             self.submit(request)
 
     def submit(self, request: TraceRequest) -> Future[None]:
-        """Trace a request after all earlier ones; the future is done when it is traced, has failed or is dropped."""
+        """Trace a request after all earlier ones; the future is done when the request is traced, failed or dropped."""
         if request.key not in self._futures:
             self._futures[request.key] = self._executor.submit(self._trace, request)
         return self._futures[request.key]
 
     def finish(self, key: str) -> None:
-        """Wait until the traces under ``key`` are no longer in progress; if they have not started, drop them instead.
+        """Wait until the request for ``key`` is no longer in progress; if it has not started, drop it instead.
 
         If the process seems to hang, it is terminated and nothing more is prefetched.
         """
@@ -123,7 +123,7 @@ class TracePrefetcher:
 
 
 def _serve(pipe: Connection, tracer: Tracer, folder: Path, shipped: Path | None) -> None:
-    """Trace requests until the other end of the pipe is closed; this is the process's main function."""
+    """Trace requests until the other end of the pipe is closed; main function of the second process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -137,7 +137,7 @@ def _serve(pipe: Connection, tracer: Tracer, folder: Path, shipped: Path | None)
 
 
 def _leave(*_: object) -> None:
-    """Exit in the middle of a trace, but cleanly: after a kill, Python would warn about leaked semaphores.
+    """Exit cleanly in the middle of a trace; if the process were killed, Python would warn about leaked semaphores.
 
     Raising an exception is not enough, because the code that is running might catch it.
     """
@@ -148,7 +148,7 @@ def _leave(*_: object) -> None:
 def _end_with_parent() -> None:
     """Exit as soon as the parent has ended, because readers of its output would wait for this process too.
 
-    Exits cleanly because of the semaphores, or forcibly if that takes too long.
+    The exit is clean, to release semaphores, or forced if that takes too long.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

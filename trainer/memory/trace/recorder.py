@@ -44,7 +44,7 @@ _REPLACEMENTS: dict[OpOverload, Callable[..., Any]] = {
 
 
 class _LiveStorage(weakref.ref[torch.UntypedStorage]):
-    """Weak reference to a live storage, with the properties that the trace records.
+    """Weak reference to a live storage, with the properties that go into the trace.
 
     It does not keep the storage alive, and its callback runs at the moment when the storage is freed.
     """
@@ -78,7 +78,7 @@ class _Operator(NamedTuple):
     work: WorkKind
     flops: Callable[..., int] | None
     replacement: Callable[..., Any] | None
-    """Function to call instead of the operator; None for most."""
+    """Function to call instead of the operator; None for most operators."""
 
 
 class _Call(NamedTuple):
@@ -87,11 +87,11 @@ class _Call(NamedTuple):
     on_meta: bool
     """Whether any argument or result is a meta tensor."""
     made: tuple[_TensorSpec | None, ...] | None
-    """Specs of the results if all of them are new, with which later calls can skip PyTorch; otherwise None."""
+    """Specs of the results, from which later calls recreate them without PyTorch; None unless all results are new."""
     single: bool
     """Whether the call returns a single tensor instead of a tuple."""
     hidden: tuple[int, ...]
-    """Bytes of each buffer that the CUDA kernel allocates for its own use."""
+    """Bytes of each temporary buffer that the CUDA kernel allocates."""
     dtype: str
     flops: int
     bytes: int
@@ -109,8 +109,8 @@ class _TensorSpec(NamedTuple):
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records the storages of meta tensors and the work of every operation.
 
-    Storages on other devices are ignored. The operations between two calls of :meth:`cut` form one trace; the same
-    operations give the same trace. cuDNN's buffer for a convolution is a storage of kind "workspace" and module
+    Storages on other devices are ignored. The operations between two calls of :meth:`cut` form one trace; equal
+    operations result in equal traces. cuDNN's buffer for a convolution is a storage of kind "workspace" and module
     "cudnn", as large as input, weight and output together. cuBLAS's workspaces have names and the module "cublas".
     """
 
@@ -167,7 +167,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Set the stage's name inside the block; in "forward", autograd's work becomes "backward" and "recompute"."""
+        """Set the stage during the block; within "forward", autograd's work is labeled "backward" or "recompute"."""
         outer, self._outer_stage = self._outer_stage, name
         try:
             yield
@@ -183,7 +183,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._hooks.append(part.register_forward_hook(self._leave, always_call=True))
 
     def cut(self, name: str) -> MemoryTrace:
-        """End the current trace and begin the next one; live storages are passed to later traces by name."""
+        """End and return the current trace, and begin the next one.
+
+        Storages that are still live get names, by which later traces can free them.
+        """
         self._update_stage()
         # A storage without a name gets one here, since a later trace can free it only by name.
         for number, live in enumerate(self._alive.values()):
@@ -206,8 +209,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operation and record it.
 
-        On meta tensors, equal arguments give equal results, so PyTorch runs only the first of many equal calls; it
-        computes most result shapes in Python, which is slow.
+        On meta tensors, equal arguments give equal results. Therefore, PyTorch runs only the first of many equal calls:
+        it computes most result shapes in Python, which is slow.
         """
         kwargs = kwargs or {}
         operator = self._operators.get(func) or self._look_up(func)
@@ -254,8 +257,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record_results(self, func: OpOverload, args: Sequence[Any], results: Sequence[Any]) -> None:
         """Record the allocation of an operation's results, and remember the operand that CUDA might overwrite.
 
-        CUDA overwrites it only if nothing else holds it. In that case it is freed right after the operation, which is
-        noticed only when the next storage is freed (_record_death).
+        CUDA overwrites the operand only if nothing else refers to it. In that case, the operand is the next storage to
+        be freed, right after the operation; _record_death checks this.
         """
         for result in results:
             if isinstance(result, Tensor) and result.is_meta:
@@ -296,7 +299,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages.append(workspace)
 
     def _record_birth(self, storage: torch.UntypedStorage) -> _LiveStorage:
-        """Record a new storage's allocation, and its free when PyTorch frees it."""
+        """Record a new storage's allocation now, and its free when PyTorch frees it; return a reference to it."""
         live = _LiveStorage(storage, self._record_death)
         live.address, live.bytes = storage._cdata, storage.nbytes()
         live.kind, live.name = None, None
@@ -324,9 +327,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events.append(~live.index)
 
     def _merge_into_operand(self, operand: _LiveStorage) -> None:
-        """Give the latest result the memory of an operand that nothing else held.
+        """Let the latest result use the memory of an operand that nothing else refers to.
 
-        The allocation of the result and the free of the operand are both left out: they become one storage.
+        Operand and result become one storage: the result's allocation and the operand's free are removed.
         """
         self._events.pop()
         result_storage = self._storages.pop()
@@ -381,7 +384,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mark_nodes()
 
     def _mark_nodes(self) -> None:
-        """Remember that autograd nodes from now on belong to the innermost running module."""
+        """Remember that autograd nodes created from now on belong to the innermost running module."""
         number: int = torch._C._autograd._get_sequence_nr()
         if number == self._node_numbers[-1]:
             self._node_modules[-1] = self._modules[-1]
@@ -390,7 +393,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._node_modules.append(self._modules[-1])
 
     def _as_storage(self, storage: _LiveStorage | Storage) -> Storage:
-        """Return the final record of a storage; storages that outlive an optimizer step are optimizer state."""
+        """Return a storage as it appears in the trace; one that outlives an optimizer step is optimizer state."""
         if isinstance(storage, Storage):
             return storage
         alive = storage() is not None
@@ -430,7 +433,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
-    """Yield an active tracer; operations run as on a GPU that computes attention with ``kernel``.
+    """Yield an active tracer; operations allocate as on a GPU that computes attention with ``kernel``.
 
     This replaces functions of PyTorch for the whole process, so nothing else may use PyTorch during the block.
     """

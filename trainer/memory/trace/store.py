@@ -1,8 +1,8 @@
 """Store traces on disk: read-only ones that ship with Impasto, and a cache of new ones.
 
-A trace is stored as plain arrays, which are small and quick to read, completely or only as a summary. An entry is a few
+A trace is stored as plain arrays, which are small and quick to read, in full or only as a summary. An entry is a few
 traces under one key, in a file of its own or in an archive of similar entries. The cache has a size limit; the least
-recently used files are removed first. Needs no torch.
+recently used files are removed first. Does not require torch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def write(path: Path, traces: Sequence[MemoryTrace]) -> None:
 def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> None:
     """Write many entries to one archive atomically; similar ones should be adjacent.
 
-    LZMA compresses what they have in common: they take a tenth of the bytes of separate files but longer to write.
+    LZMA compresses what they have in common: an archive takes a tenth of the bytes of separate files, but writing it
+    takes longer.
     """
     arrays = _arrays_of([trace for traces in entries.values() for trace in traces])
     counts = {key: len(traces) for key, traces in entries.items()}
@@ -79,7 +80,7 @@ def read(path: Path) -> tuple[MemoryTrace, ...] | None:
 
 
 def read_summaries(path: Path) -> tuple[TraceSummary, ...] | None:
-    """Return the summaries of the traces in a file without reading their storages; None like ``read``."""
+    """Return the summaries of the traces in a file without reading their storages; None if ``read`` returns None."""
     return _read(path, _Columns.summaries)
 
 
@@ -109,7 +110,7 @@ class Archive:
         return self._found(key, self._columns.traces)
 
     def read_summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """Return the summaries of the traces under ``key``; None like ``read``."""
+        """Return the summaries of the traces under ``key``; None if ``read`` returns None."""
         return self._found(key, self._columns.summaries)
 
     def _found(self, key: str, parse: Callable[[slice], Iterator[T]]) -> tuple[T, ...] | None:
@@ -166,7 +167,7 @@ def _require_form(arrays: Arrays) -> None:
 
 
 class _Strings:
-    """List of distinct strings that are referred to by index."""
+    """Distinct strings, referred to by their index."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -310,7 +311,7 @@ class _Columns:
 
     @cached_property
     def _numbers(self) -> NDArray[np.int32]:
-        """Return the storage numbers of all traces, one after the other."""
+        """Return the storage numbers of all traces, concatenated."""
         return _absolute(self.arrays["numbers"])
 
     @cached_property
@@ -325,9 +326,9 @@ class _Columns:
 
 
 def _relative(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Encode numbers, assigned in order of first use, as distances from the next new number; 0 means new.
+    """Return each number as its distance from the next unused number; 0 means that the number itself is new.
 
-    Distances repeat more often than the numbers themselves, so they compress better.
+    The numbers are assigned in order of first use. Distances repeat more often than numbers, so they compress better.
     """
     given = np.maximum.accumulate(np.concatenate([[-1], numbers]))[:-1] + 1
     return (given - numbers).astype(np.int32)
@@ -365,7 +366,7 @@ class TraceStore:
         return self._found(key, Archive.read, read)
 
     def summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """Return the summaries of the traces under ``key``, ten times faster than ``load``; None in the same cases."""
+        """Return the summaries of the traces under ``key``; None if ``load`` returns None, but ten times faster."""
         return self._found(key, Archive.read_summaries, read_summaries)
 
     def save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
@@ -430,6 +431,6 @@ def evict(folder: Path, suffix: str, most_bytes: int) -> None:
 
 
 def mark_used(path: Path) -> None:
-    """Set a file's time of last use, which decides the order of removal."""
+    """Set a file's time of last use to now; the least recently used files are removed first."""
     with suppress(OSError):  # a read-only folder can still be read
         os.utime(path)

@@ -37,7 +37,7 @@ class MicroTraces:
     first: Mapping[Size, MemoryTrace]
     """First micro-batch of an optimizer step, which allocates the master weights' gradients, by bucket."""
     more: Mapping[Size, MemoryTrace]
-    """Any further micro-batch, by bucket."""
+    """Any further micro-batch of an optimizer step, by bucket."""
 
 
 def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> MicroTraces:
@@ -74,7 +74,7 @@ def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
 
 
 class _GradientSlot(NamedTuple):
-    """Memory of a gradient; layers that are computed together have their gradients in one storage."""
+    """Memory of a gradient; several gradients share a storage if their layers are computed together."""
 
     storage: int
     bytes: int
@@ -86,8 +86,8 @@ class _GradientSlot(NamedTuple):
 class _Training:
     """Parts of trainer.training.engine.Engine's optimizer step, each recorded as a separate trace.
 
-    Parts are traced once and combined later. Therefore, micro_step and accumulate create and drop gradients outside of
-    their traces: each begins in the state in which the other ends.
+    Each part is traced once, and the traces are combined later, so each must begin in the state in which the previous
+    one ends. Therefore, micro_step and accumulate drop and create gradients outside of their traces.
     """
 
     def __init__(self, workload: Workload, engine: Engine, tracer: Tracer) -> None:
@@ -107,7 +107,7 @@ class _Training:
         return self.tracer.cut("begin")
 
     def micro_step(self, bucket: Size, images: int) -> MemoryTrace:
-        """Trace forward and backward up to the working weights' gradients, which are dropped afterwards."""
+        """Trace forward and backward of a micro-batch; the working weights' gradients are dropped after the trace."""
         micro = micro_batch(self.workload, bucket, images)
         assert self.total is not None
         with self.tracer.stage("forward"):
@@ -122,7 +122,7 @@ class _Training:
         return trace
 
     def accumulate(self, name: str) -> MemoryTrace:
-        """Trace adding the working weights' gradients, created outside of the trace, to the master weights'."""
+        """Trace adding the working weights' gradients (created before the trace) to the master weights' gradients."""
         masters = self.engine.master_weights
         # One buffer for each storage: layers computed together share one, which is freed with its last gradient.
         buffers: dict[int, Tensor] = {}
@@ -140,7 +140,7 @@ class _Training:
         return self.tracer.cut(name)
 
     def optimizer_step(self, name: str) -> MemoryTrace:
-        """Trace the optimizer step, from summed loss and gradients to updated weights without gradients."""
+        """Trace the optimizer step, from summed loss and gradients to updated weights; gradients are freed."""
         engine = self.engine
         assert self.total is not None
         with self.tracer.stage("optimizer"):
@@ -158,7 +158,7 @@ class _Training:
                 self.tracer.label(weight.grad, "gradients", self.modules[key], f"{kind}_gradient.{key}")
 
     def _label_state(self) -> None:
-        """Label the optimizer's state; large paged state stays unknown to the tracer.
+        """Label the optimizer's state, except large paged state, which the tracer must not record.
 
         Scalars come from torch.tensor, which dispatch modes do not see, so their allocation is recorded here.
         """

@@ -73,7 +73,7 @@ _FACTS: dict[TracePart, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class BucketUse:
-    """Shape in which images are trained on."""
+    """Shape (width, height) to train images in, and how often it is used."""
 
     width: int
     height: int
@@ -112,7 +112,7 @@ class Workload:
 
     @property
     def trained_texts(self) -> bool:
-        """Return whether any text encoder is trained; then all of them stay on the GPU."""
+        """Return whether any text encoder is trained; if so, all of them stay on the GPU."""
         return learns_texts(self.recipe)
 
     @property
@@ -135,7 +135,7 @@ class Workload:
     def key(self, part: TracePart, *more: object) -> str:
         """Return the key of a part's traces: SHA-256 (hex) over everything that they depend on.
 
-        ``more`` holds further arguments of the request, such as a bucket and a number of images.
+        ``more`` contains further arguments of the request, such as a bucket and a number of images.
         """
         known = self._facts()
         content = [FORM, __version__, library_versions(), part, more, [(name, known[name]) for name in _FACTS[part]]]
@@ -196,7 +196,7 @@ class Workload:
 
 
 def learns_texts(recipe: RecipeConfig) -> bool:
-    """Return whether a recipe trains a text encoder; then no texts are cached."""
+    """Return whether a recipe trains a text encoder; if so, no texts are cached."""
     return recipe.text_encoder.learning_rate > 0 or recipe.text_encoder_2.learning_rate > 0
 
 
@@ -277,7 +277,7 @@ def _plain(config: Config) -> dict[str, object]:
 
 
 def _product_facts(product: Int8LayerConfig) -> dict[str, int | None]:
-    """Return the sizes of int8 products under fixed keys, so renaming an attribute does not change a hash."""
+    """Return the settings of int8 products under fixed keys, so that renaming an attribute does not change hashes."""
     return {
         "inputs": product.inputs,
         "outputs": product.outputs,
@@ -287,7 +287,7 @@ def _product_facts(product: Int8LayerConfig) -> dict[str, int | None]:
 
 
 def _present(settings: Mapping[str, object]) -> dict[str, object]:
-    """Replace float settings by whether they are nonzero: their value changes numbers, not tensors."""
+    """Return settings with each float replaced by whether it is nonzero, because its value does not affect memory."""
     return {name: bool(value) if isinstance(value, float) else value for name, value in settings.items()}
 
 
