@@ -69,7 +69,7 @@ class SetupError(Exception):
 
 
 class Gpu(NamedTuple):
-    """The most capable NVIDIA GPU: compute capability (None if the driver does not report it) and the driver's CUDA."""
+    """The most capable NVIDIA GPU, its compute capability (None if not reported) and the driver's CUDA version."""
 
     name: str
     capability: Optional[Tuple[int, int]]
@@ -193,7 +193,9 @@ def python_install_command(system: str) -> str:
 
 
 def torch_arguments(system: str, gpu: Optional[Gpu], torch: str) -> List[str]:
-    """Return the pip arguments that install a torch build for this machine; `torch` is the bounded requirement.
+    """Return the pip arguments that install a torch build for this machine.
+
+    `torch` is the requirement for torch with its version bounds.
 
     Builds for CUDA 13 need a driver that supports it (R580) and Turing (7.5) or later. Builds for CUDA 12.6 need a
     driver that supports CUDA 12 (R525) and a GPU from Maxwell (5.0) to Hopper (9.0). Source: the CUDA support matrix in

@@ -138,7 +138,7 @@ def icon_label(side: int) -> QToolButton:
 
 
 def center(owner: QWidget, *parts: QWidget | int) -> None:
-    """Lay out widgets in a column slightly above the middle: labels at full width, others at their own.
+    """Lay out widgets in a column slightly above the middle; labels get the full width, others keep their own.
 
     A number adds extra space between two parts, in logical px.
     """
@@ -173,7 +173,7 @@ def while_alive(owner: QObject, callback: Callable[..., None]) -> Callable[..., 
 
 
 def until_destroyed(owner: QObject, *ends: Callable[[], None]) -> None:
-    """Call these disconnect functions when `owner` is destroyed; the session's events outlive all widgets."""
+    """Call the disconnect functions `ends` when `owner` is destroyed, because the session's events outlive widgets."""
     owner.destroyed.connect(lambda _=None: [end() for end in ends])
 
 
@@ -221,7 +221,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_past(unix: float, now: float) -> str:
-    """Format a past time: the time if today, "yesterday" and the time, else the date."""
+    """Format a past time: only the time if it is today, "yesterday" with the time, or else the date."""
     then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
     at = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
     days = then.date().daysTo(today)
@@ -233,7 +233,7 @@ def format_past(unix: float, now: float) -> str:
 
 
 def format_future(unix: float, now: float) -> str:
-    """Format a future time: the time if today, "tomorrow" and the time, else date and time."""
+    """Format a future time: only the time if it is today, "tomorrow" with the time, or else date and time."""
     then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
     at = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
     days = today.daysTo(then.date())

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from app.qt.runs.notifier import Notifier
 
 _MAX_QUICK_WRITES = 500
-"""Maximum number of unsaved edits to write before asking the user about conflicts."""
+"""Maximum number of unsaved edits that closing the window writes at once, to see whether they conflict."""
 _PATIENCE = 2.0
 """Seconds without progress after which the window stops waiting for these writes."""
 
@@ -117,11 +117,11 @@ class Window(QMainWindow):
         self._connect_signals()
         self._restore()
         self._fresh = True
-        """Whether the user has not opened a page yet; if so, the window may show a running training."""
+        """Whether no page has been opened yet; only then may the window open the running training by itself."""
         InputPriorityFilter(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
-        """Open folders, and the folders that contain images, as datasets; open LoRAs and presets; then call `then`.
+        """Open folders, and the folders of images, as datasets; open LoRAs and presets; then call `then`.
 
         Shows the Images page unless the user opens another page first.
         """
@@ -144,7 +144,7 @@ class Window(QMainWindow):
         self.session.navigator.open_paths(whole, while_alive(self, open_all))
 
     def come_forward(self, paths: list[str]) -> None:
-        """Bring the window to the front and open the paths that the app was started with again."""
+        """Bring the window to the front and open the paths that were passed when the app was started a second time."""
         raise_window(self)
         if self.session.training.now and not paths:
             self.show_training()
@@ -358,7 +358,7 @@ class Window(QMainWindow):
         QTimer.singleShot(0, self, self.close)
 
     def _tell_what_continues(self) -> None:
-        """Tell the user what keeps running after the window is closed, only the first time for each kind."""
+        """Tell the user what keeps running after the window is closed, but only once for each kind of work."""
         continuing = self.session.run_watcher.goes_on
         if self._notifier and continuing and f"said.{continuing}" not in self._state:
             self._state[f"said.{continuing}"] = "yes"
@@ -492,7 +492,7 @@ class Window(QMainWindow):
         self.painted.connect(self._watch_runs)
 
     def _on_alone(self, alone: bool) -> None:
-        """Show only the images in full screen, or restore the window."""
+        """Show only the images, in full screen, if `alone`; otherwise restore the window."""
         for part in (self._sidebar, self.menuBar(), self.status):
             part.setVisible(not alone)
         self.show_full_screen(alone)

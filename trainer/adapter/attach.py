@@ -102,7 +102,7 @@ def _any_of(paths: Iterable[str]) -> str:
 
 
 def _pattern(values: Mapping[str, int], common: float) -> dict[str, int]:
-    """Return PEFT's pattern for layers whose rank or alpha differs from `common`: one regex per value."""
+    """Return PEFT's rank or alpha pattern: for each value other than `common`, one regex for the layers with it."""
     groups: dict[int, list[str]] = {}
     for path, value in values.items():
         if value != common:
@@ -354,7 +354,7 @@ class AppliedLoras:
 
 
 def _fill(slot: Slot, factors: Factors, stack: Sequence[Scaled]) -> None:
-    """Stack the matrices of one layer's LoRAs along the rank, with each scale multiplied into `up`."""
+    """Fill `factors` with one layer's LoRAs, stacked along the rank, with each scale multiplied into `up`."""
     down, up = factors.down.weight, factors.up.weight
     downs = [reshape_to_layer(slot, layer.down, (layer.rank, *down.shape[1:])) for layer, _ in stack]
     ups = [reshape_to_layer(slot, layer.up, (up.shape[0], layer.rank, *up.shape[2:])) * scale for layer, scale in stack]
@@ -405,7 +405,7 @@ def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
 
 
 def _remedy(lost: list[Slot], adapter: Adapter) -> str:
-    """Return which setting the user should change to train the layers that would be lost."""
+    """Return a sentence that says which setting to change so that no layer of the file is lost."""
     untrained = {slot.part for slot in lost} - {slot.part for slot in adapter.slots}
     if untrained:
         return " ".join(f"Set {_SETTINGS[part]}.learning_rate above 0." for part in sorted(untrained))

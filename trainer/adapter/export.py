@@ -96,7 +96,7 @@ def _tensors(weights: Mapping[str, Tensor], adapter: Adapter, dtype: torch.dtype
 
 
 def _missing_projections(adapter: Adapter) -> Iterator[tuple[Slot, Slot]]:
-    """Yield each untrained projection of partly trained text encoder layers, with a trained one from that layer.
+    """Yield each untrained projection of partly trained text encoder layers, with a trained one of the same layer.
 
     A1111 and diffusers ignore or reject layers that do not have all of q, k, v and out.
     """
@@ -232,7 +232,7 @@ def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> No
 
 
 def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:
-    """Return the network metadata; the rank is "Dynamic" if it differs between parts, as in resized files."""
+    """Return the network metadata; the rank is "Dynamic" if it differs between parts, as in resized LoRAs."""
     plain = [slot.kohya for slot in adapter.slots if slot.kernel == 1]
     convolutions = [slot.kohya for slot in adapter.slots if slot.kernel == 3]
     arguments = {}

@@ -37,7 +37,7 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class RenderSpec:
-    """One image to generate: its settings with the size filled in, and its embeddings, each a batch of one."""
+    """One image to generate: its settings, its size, and the embeddings of both prompts, each a batch of one."""
 
     settings: PromptConfig
     width: int
@@ -127,7 +127,7 @@ def compute_dtype(unet: torch.nn.Module) -> torch.dtype:
 
 
 def embeddings(drawing: RenderSpec, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the pipeline's keyword arguments for the text."""
+    """Return the embeddings of both prompts on the device, as keyword arguments for the pipeline."""
     sides = {"": drawing.positive, "negative_": drawing.negative}
     arguments = {f"{side}prompt_embeds": text.hidden.to(device, dtype) for side, text in sides.items()}
     for side, text in sides.items():

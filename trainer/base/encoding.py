@@ -36,7 +36,7 @@ class TextConditioning:
 
 
 def tokenize(family: Family, texts: Sequence[str], chunks: int = CHUNK) -> list[Tensor]:
-    """Return the token ids for each text encoder, int64 (B, rows x 77), for up to `chunks` (75, 150 or 225) tokens."""
+    """Return each text encoder's token ids, int64 (B, rows x 77); texts are cut to `chunks` (75, 150 or 225) tokens."""
     tokenizers = [ClipTokens(encoder.pad) for encoder in FAMILIES[family].text_encoders]
     return [torch.tensor([tokenizer.encode(text, chunks) for text in texts]) for tokenizer in tokenizers]
 
@@ -88,8 +88,8 @@ def encode_latents(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -
 
     Both are fp32 (B, 4, H/8, W/8). Pixels on the CPU are converted to the VAE's dtype before they are moved, so the GPU
     does not hold them twice. The latents are not scaled (see `scale_latents`). If an image gives NaN or infinity, as
-    with some VAEs below fp32, it alone is encoded again in fp32; raises BaseModelError if that fails too. Synchronizes
-    with the device once, to read which images are finite.
+    with some VAEs below fp32, that image is encoded again in fp32; raises BaseModelError if that fails too.
+    Synchronizes with the device once, to read which images are finite.
     """
     mean, std, finite = posterior(vae, pixels, tiled=tiled)
     for index in (~finite).nonzero().flatten().tolist():
@@ -161,7 +161,7 @@ def _ramp(length: int, like: Tensor) -> Tensor:
 
 
 def _posterior_in_fp32(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool) -> tuple[Tensor, Tensor]:
-    """Encode one image (3, H, W) in fp32. Casting bf16 or fp16 weights to fp32 and back is exact."""
+    """Encode one image (3, H, W) in fp32; casting the VAE's bf16 or fp16 weights to fp32 and back is exact."""
     dtype = vae.dtype
     nn.Module.to(vae, torch.float32)  # not diffusers' own `to`, which warns about an empty list of modules
     try:

@@ -27,7 +27,7 @@ class EncodedRows:
 
 @dataclass(frozen=True)
 class TextEncoderFacts:
-    """One text encoder of a family: diffusers subfolder, class, padding token, and name prefix in a single file."""
+    """One text encoder of a family: diffusers subfolder, class, padding token, and key prefix in single-file bases."""
 
     part: str
     model_class: type[TextEncoder]

@@ -52,9 +52,9 @@ def fetch_from_hub(
 ) -> tuple[Path, str]:
     """Return the local path and commit of a base from the Hub, downloading the files that are missing.
 
-    A commit that has already been downloaded completely needs no network. A branch or tag is looked up; if the Hub
-    cannot be reached, the last known commit is used. Raises BaseModelError if the base does not exist, is not
-    accessible, has no usable files or does not fit on the disk, and OSError if writing fails.
+    If the given commit has already been downloaded completely, the network is not used. A branch or tag is looked up;
+    if the Hub cannot be reached, the last known commit is used. Raises BaseModelError if the base does not exist, is
+    not accessible, has no usable files or does not fit on the disk, and OSError if writing fails.
     """
     key = f"{model}@{revision or 'main'}"
     known = _known(key)
@@ -79,7 +79,7 @@ def fetch_from_hub(
 
 
 def needed_files(model: str, names: Sequence[str]) -> list[str]:
-    """Return which of a repository's files to download: configs and safetensors weights, each model once.
+    """Return which of a repository's files to download: configs, and one set of safetensors weights per model.
 
     If a model exists in full and half precision, the full one is chosen. Raises BaseModelError if there is nothing to
     download, or if there are several single-file models from which only the user can choose.
@@ -251,7 +251,7 @@ def fetch_link(link: str, progress: OnPhase | None = None) -> Path:
 
 
 class _Download:
-    """Download from one link, with a folder for the partial and the finished file."""
+    """Download from one link; its own folder holds the partial and then the finished file."""
 
     def __init__(self, link: SafeLink, expected: str | None, progress: OnPhase | None) -> None:
         self.link = link
@@ -273,7 +273,7 @@ class _Download:
         return path
 
     def run(self) -> Path:
-        """Download the file, retrying as long as each attempt receives more bytes."""
+        """Download the file under a lock; raise BaseModelError if another process is downloading it or if it fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with locks.hold_lock(self.folder / "lock", patience=0):

@@ -57,7 +57,7 @@ def deferred_compilation() -> Iterator[None]:
 
 
 def _deferring(compile_now: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `torch.compile`, also usable as a decorator, that defers functions but compiles modules at once."""
+    """Return a replacement for `torch.compile`, also as a decorator, that defers functions but not modules."""
 
     def compile_later(model: object = None, **options: Any) -> Any:
         if model is None:

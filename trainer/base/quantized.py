@@ -39,7 +39,7 @@ _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform =
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """Minimum rows for an int8 GEMM, forward and backward; None: never int8."""
+    """Minimum number of rows for which a layer uses int8 GEMMs, forward and backward; None: never."""
 
     forward: int | None = None
     backward: int | None = None

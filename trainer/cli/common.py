@@ -168,7 +168,7 @@ def protect_links(options: argparse.Namespace) -> Iterator[str]:
 def checked(section: type[_Section], **values: object) -> _Section:
     """Return a job section built from command-line values.
 
-    Raises JobError that names every invalid value.
+    Raises a JobError that names every invalid value.
     """
     from pydantic import ValidationError
 

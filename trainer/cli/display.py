@@ -60,7 +60,7 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
 class _Terminal:
     """Terminal stream whose window may be closed while the run continues; output after that is discarded.
 
-    A thread draws the bars, and they are drawn one last time at the end; an OSError at that point would make a healthy
+    Without this class, an OSError from drawing the bars, which are drawn one last time at the end, would make a healthy
     run fail.
     """
 
@@ -166,7 +166,7 @@ def image(story: RunProgress, now: float) -> Group:
 
 
 def stamped(event: events.Event) -> events.Event:
-    """Return the event with a time; no event writer stamps events that occur before the run folder exists."""
+    """Return the event, with the current time if it has none, as is the case before the run folder exists."""
     return event if event.time else dataclasses.replace(event, time=time.time())
 
 

@@ -94,7 +94,7 @@ def run_render(options: argparse.Namespace) -> int:
 def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptConfig]]:
     """Return the base and the prompts as job settings.
 
-    Raises JobError that names every invalid value of a section.
+    Raises a JobError that names every invalid value of a section.
     """
     from trainer.config.base import BaseConfig
     from trainer.config.fit import FitConfig

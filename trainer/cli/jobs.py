@@ -153,7 +153,7 @@ def _add_queued(parser: argparse.ArgumentParser) -> None:
 
 
 def _frozen(options: argparse.Namespace) -> str | None:
-    """Return the job's text from when it was queued; None if the queue did not start this command."""
+    """Return the text that the job had when it was queued; None if the queue did not start this command."""
     if options.queued is None:
         return None
     from trainer.protocol.queue import Queue

@@ -174,7 +174,7 @@ def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) 
 
 
 def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:
-    """Yield suggestions until `PATIENCE_BESIDE` seconds have passed; each untraced one takes seconds."""
+    """Yield suggestions until `PATIENCE_BESIDE` seconds have passed; recording a missing trace takes seconds."""
     from trainer.cli.planning import PATIENCE_BESIDE
     from trainer.memory.planner.suggestions import suggestions
 

@@ -110,12 +110,12 @@ def checkpointed(chosen: FitConfig) -> str:
 
 
 def reserved_bytes(found: Forecast) -> int:
-    """Return the most bytes that a run reserves; if it fits, at most the budget: the allocator returns free blocks."""
+    """Return the most bytes that a run reserves: if it fits, at most the budget, because free blocks are returned."""
     return within(found.reserved, found)
 
 
 def within(reserved: int, found: Forecast) -> int:
-    """Limit the bytes that an unlimited allocator would reserve to the budget, if the run fits."""
+    """Return `reserved`, which an allocator without a limit would reserve, but at most the budget if the run fits."""
     return min(reserved, found.budget) if found.fits else reserved
 
 
@@ -217,7 +217,7 @@ def nothing_fits(planned: PlanResult, written: FitConfig) -> str:
 
 
 def what_would(found: ReducedRecipe | None, device_state: DeviceState, missing: int, effective_batch: int) -> str:
-    """Return a sentence saying what to do if nothing fits."""
+    """Return a sentence saying what to do if nothing fits: the recipe change that helps, or how to get more memory."""
     from trainer.memory.planner.remarks import memory_advice
 
     if found is None:

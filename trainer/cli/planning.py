@@ -1,6 +1,6 @@
 """Plan runs when they start, print plans as JSON, and serve plan requests as JSON lines on stdin and stdout.
 
-Serving needs no torch. Requests follow trainer/protocol/processes.py:
+Serving does not require torch. Requests follow trainer/protocol/processes.py:
 
     {"id": 1, "job": "path/job.toml", "set": ["recipe.rank=8"], "gpu": "8GB"}
     {"id": 2, "family": "sdxl", "recipe": "style", "gpu": "here"}
@@ -177,7 +177,7 @@ class _Planner:
 
     traces: TraceLibrary = field(default_factory=lambda: TraceLibrary(TraceStore.of_user()))
     runs: dict[tuple[int, float, AllocatorSettings], RunSimulator] = field(default_factory=dict)
-    """Simulators by workspace sizes and allocator settings; results depend only on these, the traces and the limit."""
+    """Simulators by workspace sizes and allocator settings; apart from these, only traces and limits affect results."""
     plans: dict[str, Answer] = field(default_factory=dict)
     """The latest complete plan for each job or recipe."""
     picked: dict[str, FitConfig] = field(default_factory=dict)
@@ -275,7 +275,7 @@ PATIENCE_BESIDE = 12.0
 
 
 def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> dict[str, Any]:
-    """Return a plan as plain data, complete or with only its pick so far; all numbers are bytes and seconds."""
+    """Return a plan as plain data in bytes and seconds; pass ``whole=False`` while its search has not finished."""
     device_state = planned.device_state
 
     def record(plan: Plan | None) -> dict[str, Any] | None:

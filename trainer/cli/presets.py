@@ -132,7 +132,7 @@ def run_check(options: argparse.Namespace) -> int:
 def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
     """Return the preset with this name or file, and its path.
 
-    If the library has a broken preset with this file name, its error is raised.
+    Raises the error of a broken preset if one in the library has this file name.
     """
     from trainer.config.presets.exchange import load_preset
     from trainer.config.presets.library import find_preset, read_library, require_family
@@ -250,7 +250,7 @@ def _renamed(preset: Preset, name: str) -> Preset:
 
 
 def _details(options: argparse.Namespace) -> dict[str, object]:
-    """Return the details that the command line gives for a shared preset."""
+    """Return the name, author, license, notes and preview of the shared preset that the command line sets."""
     from trainer.config.presets.preview_image import make_preview
 
     given = {key: getattr(options, key) for key in ("name", "author", "license", "notes")}
@@ -364,7 +364,7 @@ def _planned(recipe: RecipeConfig, family: Family, gpu: str | None, written: Fit
 def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> CreatedPreset:
     """Return a preset made from `source` (a preset, job, run or LoRA); `with_fit` includes a job's or run's fit.
 
-    `family` selects the preset if both families have one with this name.
+    If both families have a preset with this name, `family` selects one of them.
 
     Raises ImpastoError if `source` is unknown, ambiguous, or cannot be shared.
     """

@@ -52,12 +52,12 @@ def amount(phase: events.Phase, number: int) -> str:
 
 
 def whole(phase: events.Phase, total: int | None) -> str:
-    """Return a phase's total as ": 40"; "" for loading, which counts bytes or weights."""
+    """Return a phase's total as ": 40"; "" if it is unknown, and for loading, which counts bytes or weights."""
     return f": {amount(phase, total)}" if total and phase != "load" else ""
 
 
 def progress(phase: events.Phase, done: int, total: int | None) -> str:
-    """Return progress as "12/40", as "30 %" for loading, or as "12" if the total is unknown."""
+    """Return progress as "12/40"; if the total is unknown, as "12". For loading, return "30 %" or ""."""
     if phase == "load":
         return f"{100 * done // total} %" if total else ""
     return amount(phase, done) + (f"/{amount(phase, total)}" if total is not None else "")
@@ -116,7 +116,7 @@ def sentence(event: events.Event) -> str | None:
 
 
 def encoded(event: events.CachingSpeed) -> str:
-    """Return a sentence saying how fast images or captions were encoded, with each stage's own throughput."""
+    """Return a sentence saying how fast images or captions were encoded, with the throughput of each stage alone."""
     names = ("image", "images") if event.phase == "cache_pictures" else ("caption", "captions")
     limits = [f"{STAGES[name]} {rate(limit)}" for name, limit in event.limits.items()]
     return (

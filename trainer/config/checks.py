@@ -1,4 +1,4 @@
-"""Checks for valid jobs: find settings that have no effect in their combination, and doubtful settings."""
+"""Checks for valid jobs: find settings that have no effect because of other settings, and doubtful settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Candidate = tuple[str, Section, bool, str]
 
 
 def settings_without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
-    """Return the settings that have no effect in this job, as (key, reason).
+    """Return settings without effect in this job, and learning rates too low for Prodigy, as (key, reason).
 
     Call this with the job as written, because only values that differ from the default count, and resolving a job fills
     in many values.
@@ -28,7 +28,7 @@ def settings_without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
 
 
 def without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
-    """Return every key, set or not, that has no effect in this job, as (key, reason). Meant for forms."""
+    """Return all keys that have no effect in this job, whether set or not, as (key, reason); for forms."""
     return [(key, reason) for key, _, off, reason in _candidates(job, family) if off]
 
 
@@ -129,7 +129,7 @@ def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
 
 
 def not_forecast(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield experimental settings that forecasts ignore, as (key, reason); runs with any do not calibrate forecasts."""
+    """Yield experimental settings that forecasts ignore, as (key, reason); runs that use one do not calibrate them."""
     others = "so memory and time may differ from the forecast"
     if job.fit.compile:
         yield "fit.compile", f"forecasts assume blocks that are not compiled, {others}"

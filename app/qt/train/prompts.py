@@ -1,4 +1,4 @@
-"""The preview prompts, one per row, with the other preview settings of a prompt below it on request."""
+"""The preview prompts, one per row; a button in each row shows the prompt's other settings below it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PromptRows(QWidget):
 
 
 class PromptRow(QWidget):
-    """Row for one prompt, with a button that shows its size, seed, steps and other settings in the schema."""
+    """Row for one prompt, with a button that shows the prompt's other settings, such as size, seed and steps."""
 
     typed = Signal(int, str)
     edited = Signal(str, object, bool)

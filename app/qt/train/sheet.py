@@ -28,7 +28,7 @@ from app.qt.widgets import center, set_message
 from trainer.config.presets.library import PresetEntry
 
 _MAX_WIDTH = 820
-"""Maximum width of the sheet in logical pixels; longer lines are hard to read."""
+"""Maximum width of the sheet in logical pixels; longer lines of text would be hard to read."""
 _MIN_WIDTH = 500
 _COUNT_MS = 200
 
@@ -88,11 +88,11 @@ class JobSheet(QScrollArea):
         self.state.setText(self.tr("All changes saved"))
 
     def show_unsaved(self) -> None:
-        """Show that changes are not saved; a notice gives the reason."""
+        """Show that the changes could not be saved; a notice gives the reason."""
         self.state.setText(self.tr("Not saved"))
 
     def count_soon(self) -> None:
-        """Count the images again after a short delay; many calls within that time are merged into one."""
+        """Count the images again after a short delay; further calls during the delay have no effect."""
         if not self._counting.isActive():
             self._counting.start()
 

@@ -23,7 +23,7 @@ class JobStarter(QObject):
     message_shown = Signal(str)
     notified = Signal(str, str, object)
     resolved = Signal(object)
-    """See the signals of `Page`."""
+    """These three signals, and `failed`, mean the same as in `Page`."""
     failed = Signal(object)
     changed = Signal()
     """The set of jobs being started changed."""
@@ -58,14 +58,14 @@ class JobStarter(QObject):
         draft.file.settle(while_alive(self, lambda error: self._on_saved(draft, text, error)))
 
     def is_starting(self, draft: Draft) -> bool:
-        """Return whether a job was started here and its start has not succeeded or failed yet."""
+        """Return whether a job was started here and it is not yet known whether the start succeeds or fails."""
         return any(
             each.path == draft.path
             for each in (*self._saving, *(undecided for undecided, _ in self._undecided), *self._awaited.values())
         )
 
     def look(self) -> None:
-        """Read the queue again if an entry is awaited or a notice about one is shown."""
+        """Read the queue again if a job queued here has no run yet, or if a notice says that such a job waits."""
         if self._awaited or self._wait_notices:
             self._session.queue.look()
 
@@ -79,7 +79,10 @@ class JobStarter(QObject):
         self.changed.emit()
 
     def _queue_decided(self) -> None:
-        """Queue the jobs that are short or that the user agreed to; ask about long ones. Skip pending CPU forecasts."""
+        """Queue each undecided job, but ask the user first if training on the CPU would take long.
+
+        Jobs whose CPU forecast is still pending stay undecided.
+        """
         for draft, text in tuple(self._undecided):
             if not self._session.jobs.agreed_to_cpu(draft.path) and self._forecast.awaits_cpu_seconds(draft):
                 continue
@@ -143,7 +146,7 @@ class JobStarter(QObject):
                 self._forget(number)  # it was removed from the queue
 
     def _report(self, entry: Entry, busy: bool) -> None:
-        """Report a started job's state as soon as it is known."""
+        """Notify the user if a started job failed or has to wait; stop tracking it as soon as its state is known."""
         name, now = self._awaited[entry.id].name, self._session.queue.now
         if entry.run is not None:
             self._forget(entry.id)  # the Runs page shows it
@@ -187,7 +190,7 @@ class JobStarter(QObject):
         self.changed.emit()
 
     def _on_queue_failed(self, error: ImpastoError) -> None:
-        """Stop waiting for entries that never reached the queue."""
+        """Stop tracking the entries that the queue has never listed; report the error if there are any."""
         unseen = [number for number in self._awaited if number not in self._listed]
         for number in unseen:
             self._forget(number)

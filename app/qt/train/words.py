@@ -136,7 +136,7 @@ def figure(size: float) -> str:
 
 
 def headline(answer: PlanAnswer, *, here: bool) -> str:
-    """Return the forecast in words: time, device, memory and where memory peaks."""
+    """Return a forecast in words: time, device, memory and where memory peaks; `here`: for this PC's GPU."""
     if answer.on_cpu and answer.pick is not None:
         words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
         return words.format(time=format_duration(answer.pick.forecast.seconds), needed=gigabytes(answer.pick.needed))
@@ -296,7 +296,7 @@ def family_of(base: BaseDescription) -> str:
 
 
 def owner_of(tool: Tool) -> str:
-    """Return the tool that owns a folder, or "your folder"."""
+    """Return the name of the tool that owns a folder, or "your folder" if no tool does."""
     return tool or _tr(_OWN_FOLDER)
 
 
@@ -314,7 +314,7 @@ def details(found: FoundBase) -> str:
 
 
 def verdict_words(verdict: BaseVerdict) -> str:
-    """Return the text to show below the base field."""
+    """Return the text below the base field: the base's problem, where it comes from, or its size and prediction."""
     base = verdict.description
     if base.problem:
         return sentence_and_remedy(base.problem, base.remedy)
@@ -328,7 +328,7 @@ def verdict_words(verdict: BaseVerdict) -> str:
 
 
 def _prediction(base: BaseDescription) -> str:
-    """Return a base's prediction type in words; "" if it predicts noise, the usual case."""
+    """Return in words what a base predicts, or that this is unknown; "" if it predicts noise, the usual case."""
     if base.velocity is None:
         return _tr(_UNDECIDED)
     return _tr(_VELOCITY) if base.velocity else ""

@@ -101,7 +101,7 @@ def projections_with_lora(
 
 
 def _plain_sum(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return base + scale · up · hidden in plain operations, which torch.compile fuses; it rejects writes to views."""
+    """Return base + scale · up · hidden for torch.compile, which fuses plain operations and rejects writes to views."""
     return base + hidden @ up.t() * scale
 
 
@@ -148,7 +148,7 @@ class _LinearWithLora(Function):
 
 
 class _AddUp(Function):
-    """Adds the up product to any base layer's output; saves only `hidden` (`rank` values per row) and `up`."""
+    """Autograd function that adds the up product to a base layer's output; saves only `hidden` and `up`."""
 
     @staticmethod
     def forward(ctx: Any, base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
@@ -305,7 +305,7 @@ class ActiveLora(NamedTuple):
 
 
 class _Lean(LoraLayer):
-    """LoRA layer for any base layer; calls base and down as modules, and adds the up product to the base's output."""
+    """LoRA layer for any base layer; calls the base layer and `down` as modules, then adds the up product."""
 
     is_quantized = False
     """Whether the base layer comes from bitsandbytes.
@@ -314,7 +314,7 @@ class _Lean(LoraLayer):
     so memory use does not depend on this and matches the forecast."""
 
     def forward(self, x: Tensor, *args: Any, source: Source | None = None, **kwargs: Any) -> Tensor:
-        """Return the layer's output; unless it has a single LoRA in the dtype of x, call PEFT's own forward.
+        """Return the layer's output; call PEFT's own forward for other arguments or if `active_lora` returns None.
 
         ``source`` says how backward recomputes x instead of saving it; layers with dropout save x anyway.
         """
@@ -392,7 +392,7 @@ def register(config: LoraConfig, *, dropouts: bool) -> None:
     """Make PEFT inject these layers instead of its own wherever `config` applies.
 
     PEFT's hook for this is private; tests/train/adapter/lean/test_layers.py checks that it works as used here. PEFT
-    takes the first entry that matches, and bitsandbytes' layers are subclasses of nn.Linear, so they come first.
+    takes the first entry that matches, so bitsandbytes' layers, which are subclasses of nn.Linear, come before it.
     """
     config._register_custom_module(
         {

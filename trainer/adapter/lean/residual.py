@@ -21,7 +21,7 @@ Normed = tuple[Tensor, Tensor, Tensor]
 
 
 class LeanResidual(ResnetBlock2D):
-    """SD 1.5 and SDXL residual block without the division by 1.0; its norms include the SiLU."""
+    """SD 1.5 and SDXL residual block without diffusers' division by 1.0; its norms include the SiLU."""
 
     def forward(self, input_tensor: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the maps for input (B, C, h, w) and the timestep embedding (B, width)."""

@@ -100,7 +100,7 @@ def _make_consecutive(layers: Sequence[nn.Module]) -> None:
 
 
 def _are_consecutive(weights: Sequence[Tensor]) -> bool:
-    """Return whether the weights are still where `_make_consecutive` put them; a weight that was moved has offset 0."""
+    """Return whether no weight was moved after `_make_consecutive`; a moved one has offset 0 in its own storage."""
     size = weights[0].numel()
     return all(weight.storage_offset() == index * size for index, weight in enumerate(weights))
 
