@@ -273,7 +273,7 @@ def prepare(extras: Sequence[str], cpu: bool) -> str:
 
 
 def is_ready(extras: Iterable[str], cpu: bool) -> bool:
-    """Return whether `.venv` works and has the current requirements; reads two small files."""
+    """Return whether `.venv` works and has the current requirements, by reading two small files."""
     stamp = read_stamp()
     installed = stamp.get("requirements", [])
     device_matches = not (cpu and stamp.get("gpu"))

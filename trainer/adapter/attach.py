@@ -91,7 +91,7 @@ def models_by_part(unet: nn.Module, text_encoders: Sequence[nn.Module]) -> dict[
 
 
 def module_path(model: nn.Module, slot: Slot) -> str:
-    """Return the slot's path in this model: since transformers 5.6 CLIPTextModel has no "text_model" level."""
+    """Return the slot's module path in this model; since transformers 5.6, CLIPTextModel has no "text_model" level."""
     if slot.part == "unet" or hasattr(model, "text_model"):
         return slot.module
     return slot.module.removeprefix("text_model.")

@@ -204,7 +204,7 @@ def lora_metadata(facts: ExportFacts, adapter: Adapter, output_name: str) -> dic
 
 
 def count_tags(captions: Iterable[str], separator: str = ",") -> dict[str, int]:
-    """Return the number of captions that contain each tag."""
+    """Return, for each tag, the number of captions that contain it."""
     counts: Counter[str] = Counter()
     for caption in captions:
         counts.update({tag.strip() for tag in caption.split(separator)} - {""})

@@ -47,7 +47,7 @@ _WIDTHS = {768: "SD 1.5", 1024: "SD 2", 2048: "SDXL"}
 
 @dataclass(frozen=True, slots=True)
 class LoraLayer:
-    """LoRA for one layer, which adds alpha / rank · up @ down to the layer's weight."""
+    """LoRA of one layer; it adds alpha / rank · up @ down to the layer's weight."""
 
     down: Tensor
     """Down matrix: fp32, (rank, in_features), or (rank, in_channels, k, k) for a convolution."""
@@ -76,9 +76,9 @@ class LoraWeights:
 def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     """Read a LoRA file for a base whose layers are `table`.
 
-    Supports kohya names with either block naming, PEFT's and diffusers' names with and without "text_model", alpha as a
-    tensor or in diffusers' metadata, and different ranks per layer. Raises LoraFileError for other kinds of adapters,
-    for other families, and for files that are broken, incomplete or contain NaN or infinity.
+    Supports kohya names with diffusers' or LDM's block names, PEFT's and diffusers' names with and without
+    "text_model", alpha as a tensor or in diffusers' metadata, and different ranks per layer. Raises LoraFileError for
+    other kinds of adapters, for other families, and for files that are broken, incomplete or contain NaN or infinity.
     """
     header = read_header(path, "lora")
     _refuse_other_kinds(path, header)
@@ -102,7 +102,10 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
 
 
 def reshape_to_layer(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Reshape a matrix to fit its layer, because some programs write 1x1 convolutions as matrices, or vice versa."""
+    """Reshape a matrix to fit its layer, because some programs write 1x1 convolutions as matrices, or vice versa.
+
+    Raises LoraFileError if more than dimensions of size 1 would have to change.
+    """
     if [size for size in tensor.shape if size != 1] != [size for size in shape if size != 1]:
         raise LoraFileError(
             "lora.shape",

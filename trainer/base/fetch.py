@@ -285,7 +285,7 @@ class _Download:
             ) from error
 
     def _run(self) -> Path:
-        """Repeat attempts until the file is complete; raise BaseModelError if an attempt receives no new bytes."""
+        """Repeat interrupted attempts until the file is complete; raise BaseModelError if one received no new bytes."""
         while True:
             before = self._size()
             try:
@@ -406,7 +406,7 @@ class _Download:
 
 
 def _validator(response: httpx2.Response) -> str | None:
-    """Return the ETag or date that identifies this version of the file, or None; weak ETags do not work for ranges."""
+    """Return a strong ETag, because weak ones do not work for ranges, or else the file's modification date; or None."""
     etag = response.headers.get("etag")
     return etag if etag and not etag.startswith("W/") else response.headers.get("last-modified")
 
@@ -416,7 +416,7 @@ def _check_request(request: httpx2.Request) -> None:
 
 
 def _check_scheme(scheme: str, host: str) -> None:
-    """Raise BaseModelError for links and redirects that are not https; http is allowed only on this machine itself."""
+    """Raise BaseModelError for links and redirects that are not https; http is allowed only to this machine itself."""
     if scheme == "https" or (scheme == "http" and host in _LOOPBACK):
         return
     sentence = f'"{scheme}://{host}" is not https: others on the network could change the file.'

@@ -49,7 +49,10 @@ NEVER = Directions()
 
 
 def int8_directions(inputs: int, outputs: int, products: Sequence[Int8LayerConfig]) -> Directions:
-    """Return when a layer of this size uses int8 GEMMs: its first match in ``products``, if int8 supports the size."""
+    """Return when a layer of this size uses int8 GEMMs, from the first entry in ``products`` that applies to it.
+
+    The result is NEVER if no entry applies or if int8 GEMMs do not support the size.
+    """
     if inputs % MULTIPLE or outputs % MULTIPLE:
         return NEVER
     match = next((config for config in products if config.is_of(inputs, outputs)), None)
@@ -57,7 +60,7 @@ def int8_directions(inputs: int, outputs: int, products: Sequence[Int8LayerConfi
 
 
 def has_enough_rows(x: Tensor, least: int | None) -> bool:
-    """Return whether x (..., inputs) has at least ``least`` rows; False if that is None."""
+    """Return whether x (..., inputs) has at least ``least`` rows; False if ``least`` is None."""
     return least is not None and x.numel() >= least * x.shape[-1]
 
 
@@ -211,7 +214,7 @@ def quantizable_linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def quantize_linears(model: nn.Module, kind: Quantization, dtype: torch.dtype, device: torch.device) -> Placer:
-    """Replace the empty linear layers in transformer blocks; return a placer that quantizes weights as they load.
+    """Replace empty linear layers in transformer blocks by quantized ones; return a placer that quantizes the weights.
 
     Also sets the attributes by which PEFT chooses its layers for quantized weights.
     """

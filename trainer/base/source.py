@@ -69,7 +69,7 @@ def open_base(config: BaseConfig, progress: OnPhase | None = None) -> BaseSource
 
 @dataclass(frozen=True)
 class _Part(PartFiles):
-    """Files and config for one of a base's models, and the function that renames its tensors."""
+    """Files and config of one model in a base, and the function that renames its tensors."""
 
     naming: _Naming
 
@@ -155,17 +155,17 @@ class BaseSource:
 
     @property
     def unet_hash(self) -> str:
-        """Return one hash of the UNet's files and config."""
+        """Return a hash of the UNet's files and config."""
         return self._unet.digest(self._hashes)
 
     @property
     def vae_hash(self) -> str:
-        """Return one hash of the VAE's files and config."""
+        """Return a hash of the VAE's files and config."""
         return self._vae.digest(self._hashes)
 
     @property
     def text_hash(self) -> str:
-        """Return one hash of all text encoders' files and configs."""
+        """Return a single hash of all text encoders' files and configs."""
         return joint_digest(self._texts, self._hashes)
 
     def require_weights(self) -> None:
@@ -240,7 +240,7 @@ class BaseSource:
     def _check_before_forwards(self, model: nn.Module) -> None:
         """Register hooks that call `check` while the model computes.
 
-        A UNet's blocks get no hooks, because the call would break the graph of torch.compile, and one UNet forward is
+        A UNet's blocks get no hooks, because hooks would break the graph of torch.compile, and one UNet forward is
         only one sampling step. A VAE forward, in contrast, processes a whole image.
         """
         if self.check is _nothing:

@@ -193,7 +193,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def _asks(options: argparse.Namespace) -> Callable[[str], str]:
-    """Return a function that asks the user; with --yes, it answers yes; without a terminal, it raises JobError."""
+    """Return a function that asks the user; with --yes, it returns "yes"; without a terminal, it raises JobError."""
     if options.yes:
         return lambda _question: "yes"
     return _ask if sys.stdin.isatty() and sys.stdout.isatty() else _refuse

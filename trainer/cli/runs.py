@@ -99,7 +99,8 @@ def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
 def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.CommandResult | None:
     """Send a command and return its answer; None if the engine ended without one.
 
-    For stop and pause, returns only after the engine has ended.
+    For stop and pause, returns only after the engine has ended. Without an answer within `timeout` seconds, the
+    result is a failure.
     """
     sent = protocol.send(run.commands, name)
     deadline = time.monotonic() + timeout

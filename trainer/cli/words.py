@@ -126,7 +126,7 @@ def encoded(event: events.CachingSpeed) -> str:
 
 
 def rate(number: float) -> str:
-    """Format a rate with three digits; from 100 on, without decimals."""
+    """Format a rate with three significant digits; from 100 on, as a whole number."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 

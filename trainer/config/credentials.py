@@ -172,7 +172,7 @@ def _safe_query(parts: SplitResult, hide: Callable[[str, str], str]) -> str:
 
 
 def _safe_pair(pair: str, link: str, hide: Callable[[str, str], str]) -> str:
-    """Hide the value of one query parameter unless it is public; treat a bare word as a value."""
+    """Hide the value of one query parameter unless it is public; a parameter without "=" is treated as a value."""
     key, equals, value = pair.partition("=")
     if key.lower() in _PUBLIC_KEYS and len(value) <= _LONGEST_PUBLIC_VALUE and not _looks_random(value):
         return pair

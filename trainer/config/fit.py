@@ -17,7 +17,7 @@ DEFAULT_TEXT_BATCH = 8
 LARGEST_MICRO_BATCH = 64
 """Largest micro-batch that the planner tries; larger ones are not faster on any GPU."""
 MAX_CUDA_GRAPHS = 8
-"""Maximum number of shapes with a CUDA graph per run, as each takes memory; the first are usually the most common."""
+"""Maximum number of CUDA graphs per run, one per image shape; the first shapes are usually the most common ones."""
 
 
 class Int8LayerConfig(Section):

@@ -62,7 +62,7 @@ def linear_with_lora(
 def quantized_with_lora(
     x: Tensor, base: QuantizedLinear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
 ) -> Tensor:
-    """Return the output of a quantized linear layer and its LoRA; the layer computes its own GEMMs."""
+    """Return the output of a quantized linear layer and its LoRA, as `linear_with_lora` does for unquantized ones."""
     if torch.compiler.is_compiling():
         return _plain_sum(base(x), x @ down.t(), up, scale)
     result: Tensor = _LinearWithLora.apply(x, down, up, scale, None, base, source)  # type: ignore[no-untyped-call]
@@ -250,7 +250,7 @@ def _together(first: Tensor, count: int) -> Tensor:
 
 
 def _parts(rows: Tensor, count: int) -> Tensor:
-    """Return rows (M, k · r) as a view (k, M, r)."""
+    """Return a view (k, M, r) of rows (M, k · r), where k is `count`."""
     return rows.view(rows.shape[0], count, -1).transpose(0, 1)
 
 

@@ -24,7 +24,7 @@ class LeanResidual(ResnetBlock2D):
     """SD 1.5 and SDXL residual block without diffusers' division by 1.0; its norms include the SiLU."""
 
     def forward(self, input_tensor: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the maps for input (B, C, h, w) and the timestep embedding (B, width)."""
+        """Return the output maps for input maps (B, C, h, w) and the timestep embedding (B, width)."""
         hidden = self.conv1(self.norm1(input_tensor))
         hidden = hidden + self.time_emb_proj(F.silu(temb))[:, :, None, None]
         hidden = self.conv2(self.norm2(hidden))
@@ -44,7 +44,7 @@ class FrozenResidual(LeanResidual):
     conv_shortcut: FrozenConv | None
 
     def forward(self, input_tensor: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the maps for input (B, C, h, w) and the timestep embedding (B, width)."""
+        """Return the output maps for input maps (B, C, h, w) and the timestep embedding (B, width)."""
         result: Tensor = _Residual.apply(input_tensor, self.time_emb_proj(F.silu(temb)), self)  # type: ignore[no-untyped-call]
         return result
 
