@@ -52,7 +52,7 @@ def block_rows(blocks: Sequence[BlockStrength]) -> list[Row]:
 
 
 def format_range(numbers: Sequence[float]) -> str:
-    """Return the range of numbers, sorted in ascending order, as text: "16" or "8 to 32"."""
+    """Return the range of these numbers, which must be in ascending order, as text: "16" or "8 to 32"."""
     ends = [f"{number:g}" for number in (numbers[0], numbers[-1])]
     return (
         ends[0]

@@ -66,7 +66,7 @@ class Notices(QWidget):
         self.show()
 
     def show_error(self, error: ImpastoError) -> None:
-        """Show what happened and what to do."""
+        """Show a bar that says what happened and what the user can do."""
         self.show_notice(full_message(error), "error")
 
     def watch_files(self, *files: DurableWriter) -> None:

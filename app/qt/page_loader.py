@@ -341,7 +341,7 @@ class PageLoader(QObject):
             self._timer.stop()
 
     def _load_vocabulary(self) -> None:
-        """Load the vocabulary on a worker, once, and only after all pages, which it would delay."""
+        """Load the vocabulary on a worker, once, when no page is left to build; earlier, it would delay the pages."""
         if not self._order and not self._vocabulary_requested:
             self._vocabulary_requested = True
             self._session.tasks.run(load_vocabulary, lambda _: None, reraise)

@@ -31,7 +31,7 @@ _WORD, _RUN, _FIRST = 8, 10, 3
 
 
 def score(typed: str, text: str) -> int | None:
-    """Return how well a text matches what was typed; None unless it contains all the letters in order.
+    """Return how well a text matches what was typed; None unless it contains all typed letters in order.
 
     The score is the highest of all possible matches: "sf" matches the initials in "Save filter", not just any f. Each
     letter scores 1 plus its bonuses; spaces in `typed` are ignored. Takes len(typed) * len(text) steps.

@@ -302,7 +302,7 @@ class Tour(QObject):
         getattr(self, step.go)()
 
     def _run_on_worker(self, work: Callable[[], Path], then: Callable[[Path], None]) -> None:
-        """Run `work` on a worker and call `then` with its result, unless the tour has ended."""
+        """Run `work` on a worker and call `then` with its result, unless the tour has ended; show errors as notices."""
 
         def failed(fault: Exception) -> None:
             self._waiting.clear()

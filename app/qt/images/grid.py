@@ -51,7 +51,7 @@ class Grid(QAbstractScrollArea):
     menu_requested = Signal(QPoint)
     """The user requested a context menu at this screen position."""
     resized = Signal(int)
-    """The size of the images has changed to this side, in logical px."""
+    """The side of the images has changed to this many logical px."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -67,7 +67,7 @@ class EditDialog(QDialog):
         self.buttons.rejected.connect(self.reject)
 
     def show_image(self, path: Path | None) -> None:
-        """Set another image, or remove it with None."""
+        """Set the image file to use for the preset; None removes the preset's image."""
         self._image, self._without = path, path is None
         self._update_image()
 

@@ -273,7 +273,7 @@ class FilterBox(QWidget):
         self.write("")
 
     def write(self, text: str) -> None:
-        """Set a query and apply it at once."""
+        """Replace the text with this query and apply it at once."""
         self.field.setText(text)
         self._apply_at_once()
 

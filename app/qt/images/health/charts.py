@@ -201,7 +201,7 @@ class ColumnChart(HealthChart):
         self.update()
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return the columns as parts, each over the full height."""
+        """Return the columns as parts; each part is as high as the chart."""
         field = self._field()
         wide = field.width() / max(len(self.bars), 1)
         return [
