@@ -62,7 +62,7 @@ class Entry:
     attempts: int = 0
     """Number of attempts that the run had before the current engine started."""
     text: str | None = dataclasses.field(default=None, repr=False)
-    """Text that the job file had when it was added; None in entries of earlier versions, which read the file."""
+    """Text that the job file had when it was added; None in entries of earlier versions, for which the file is read."""
 
     @property
     def name(self) -> str:

@@ -47,7 +47,7 @@ LARGEST: Mapping[Kind, int] = {
 """Size limit in bytes by kind of file."""
 
 DEEPEST = 64
-"""Maximum nesting depth of tables and lists. Deeper values can be parsed, but overflow the stack of later code."""
+"""Maximum nesting depth of tables and lists. Deeper ones can be parsed but would overflow the stack in later code."""
 _DEEPEST_TOML = 32
 # tomllib needs about 1 KiB per part of a key, and memory quadratic in the length of a dotted key while it reads it.
 _MOST_TOML_SYNTAX = 30_000

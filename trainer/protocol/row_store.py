@@ -50,7 +50,7 @@ class RowStore:
     """
 
     def __init__(self, file: Path, limit: int) -> None:
-        """Create a store that opens its file on first use; above ``limit`` bytes it deletes the least recently used."""
+        """Create a store; it opens its file on first use and deletes its oldest values above ``limit`` bytes."""
         self._file, self._limit = file, limit
         self._lock = threading.Lock()
         self._unwritten: dict[bytes, bytes] = {}
@@ -202,7 +202,7 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _stored(database: sqlite3.Connection) -> int:
-    """Return the bytes of the pages in use."""
+    """Return the total size in bytes of the database's used pages."""
     pages, free, size = (database.execute(f"pragma {name}").fetchone()[0] for name in _PAGES)
     return int((pages - free) * size)
 

@@ -64,7 +64,7 @@ def size(number: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return two sizes in bytes as "5.3 of 6.6 GiB", or "26.0 MiB of 6.6 GiB" if their units differ."""
+    """Return two sizes, given in bytes, as "5.3 of 6.6 GiB", or "26.0 MiB of 6.6 GiB" if their units differ."""
     of, unit = size(whole).split()
     number, own = size(part).split()
     return f"{number} of {of} {unit}" if own == unit else f"{number} {own} of {of} {unit}"

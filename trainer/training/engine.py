@@ -222,7 +222,7 @@ class Engine:
         return reason
 
     def reason_to_skip(self, loss: float, norm: float) -> SkipReason | None:
-        """Return what is not finite, if anything; "scale" means a gradient that a smaller loss scale may fix."""
+        """Return what is not finite, or None; "scale" means a gradient that may be finite with a lower loss scale."""
         if not is_finite(loss):
             return "loss"
         if is_finite(norm):

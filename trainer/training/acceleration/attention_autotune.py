@@ -40,7 +40,7 @@ Clock = Callable[[Callable[[], object]], float]
 """Function that times another function and returns the seconds per call."""
 
 CANDIDATES: dict[str, tuple[AttentionChoice, ...]] = {"cuda": ("flash", "efficient", "cudnn")}
-"""Kernels to compare, by device type; other types have no choice. "math" stores all scores and never pays on a GPU."""
+"""Kernels to compare, by device type; other types have no choice. "math", which stores all scores, is never faster."""
 
 SECONDS = 1.0
 """Time budget in seconds for all kernels and shapes, warm-up calls not included."""
@@ -281,7 +281,7 @@ def _forced_kernel(kernel: AttentionChoice) -> Iterator[None]:
 
 
 def measure_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int, int]:
-    """Return the result of ``work``, the GPU bytes it left allocated, and its peak bytes; both are 0 without CUDA."""
+    """Return the result of ``work``, the GPU bytes it left allocated, and its peak bytes (0 and 0 without CUDA)."""
     if device.type != "cuda":
         return work(), 0, 0
     torch.cuda.reset_peak_memory_stats(device)

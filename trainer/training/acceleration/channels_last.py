@@ -59,7 +59,7 @@ class Kernels:
     def backward(
         self, grad_output: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
     ) -> Tensor:
-        """Return the gradient of x (B, C, h, w) from ``grad_output``, the gradient of what `forward` returned."""
+        """Return the gradient of x (B, C, h, w) from ``grad_output``, the gradient of `forward`'s first result."""
         result: Tensor = self._run(self._backward, _backward, grad_output, x, weight, bias, mean, rstd)
         return result
 

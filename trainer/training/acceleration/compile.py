@@ -38,7 +38,10 @@ MAX_ERROR_LENGTH = 200
 
 
 def make_compiled(job: Job, device: torch.device, tell: OnNotice) -> CompiledBlocks | None:
-    """Return the compiled blocks if the job allows them and a compiler works (else tell the user); otherwise None."""
+    """Return the compiled blocks, or None if the job does not allow them or no compiler works.
+
+    If no compiler works, the user is told why.
+    """
     if not job.fit.compile or job.fit.cuda_graphs or job.recipe.has_dropouts:
         return None
     if error := compiler_error(device):

@@ -33,7 +33,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 Generous: a wrong graph is off by about 1. In deterministic mode the difference must be 0."""
 
 OnNotice = Callable[[str, str], object]
-"""Called with a code and a sentence for the user."""
+"""Called with a notice for the user: its code and its sentence."""
 Shape = tuple[torch.Size, ...]
 # In older versions a failed capture left PyTorch's allocator unusable: https://github.com/pytorch/pytorch/pull/180395
 MIN_TORCH = "2.13"
@@ -201,7 +201,7 @@ class GraphedSteps:
     def _run_and_capture(self, engine: Engine, micro: MicroBatch, shape: Shape) -> Tensor:
         """Run the micro-batch eagerly, then try to capture it; the step uses the eager gradients whatever happens.
 
-        Until then three sets of gradients are in memory: of earlier micro-batches, of the eager pass, of the replay.
+        Takes memory for three sets of gradients: of the earlier micro-batches, the eager pass and the replay.
         """
         gradients, seed = engine.master_weights.gradients(), torch.initial_seed()
         accumulated = _copies(gradients)

@@ -212,7 +212,7 @@ def dominant_sizes(operations: Iterable[Operation]) -> list[OperationSize]:
 
 
 def typical_sizes(device: torch.device) -> list[OperationSize]:
-    """Return SDXL sizes at 1024 px in the GPU's training dtype, or small fp32 sizes for the CPU."""
+    """Return SDXL's operation sizes at 1024 px in the GPU's training dtype, or small fp32 operations for the CPU."""
     if device.type != "cuda":
         return list(_sizes("float32", 4, ((1024, 64), (256, 128))))
     has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)

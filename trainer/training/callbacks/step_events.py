@@ -121,7 +121,7 @@ class SlowStepWarning:
         """Do nothing: the first steps of an attempt are its warm-up."""
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Compare the step with earlier steps of the same sizes; skip it if other work ran just before it."""
+        """Compare the step's time with earlier steps of the same sizes; ignore it if other work ran just before it."""
         now, last = self.clock(), self._last
         self._last = now
         times = self._times[self._sizes(result.step - 1)]

@@ -110,7 +110,7 @@ class BatchSchedule:
         return shard.first <= self.epoch_of(step) <= shard.last
 
     def _list_shard(self, first: int) -> tuple[CacheShard, list[Sample]]:
-        """Return a shard with as many epochs from ``first`` as fit the disk limit, and its distinct samples."""
+        """Return a shard of as many epochs from ``first`` as the limits allow, and the distinct samples in it."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
         last_epoch = self.epoch_of(require_value(self.job.recipe.steps) - 1)
         distinct: dict[tuple[str, str], Sample] = {}
@@ -148,7 +148,7 @@ class Collator:
         )
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        """Return a micro-batch on the CPU from ``samples`` (one bucket), part of a batch of ``batch_size``."""
+        """Return a CPU micro-batch of ``samples`` (one bucket); ``batch_size`` is the size of the effective batch."""
         objective = self.job.recipe.objective
         entries = [self.cache.latents(sample) for sample in samples]
         latents = [self._draw_latents(sample, entry) for sample, entry in zip(samples, entries, strict=True)]

@@ -54,8 +54,8 @@ class Pipeline(Generic[Item, Ready, Result]):
     def run(self, items: Iterable[Item], on_written: Callable[[int], object]) -> PipelineSpeed:
         """Pass all ``items`` through the stages in order and return the speed.
 
-        ``on_written`` is called in this thread after each written result, with the number written so far. An error in
-        a stage is raised here when its item's turn comes; results computed before it are still written.
+        ``on_written`` is called in the caller's thread after each written result, with the number written so far. An
+        error in a stage is raised when its item's turn comes; results computed before it are still written.
         """
         started = time.perf_counter()
         ready_seconds = compute_seconds = keep_seconds = 0.0

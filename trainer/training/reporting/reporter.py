@@ -137,7 +137,7 @@ class Control:
         self._polled_at = -math.inf
 
     def check(self) -> None:
-        """Raise Interrupted if the run has to end, until `begin_ending`; called in all phases and threads."""
+        """Raise Interrupted if the run has to end, unless `begin_ending` was called; used in all phases and threads."""
         if self._ending or _is_capturing():
             return
         if self._order is None and time.monotonic() - self._polled_at >= POLL_SECONDS:
