@@ -164,7 +164,7 @@ def from_status(status: _MemoryStatus) -> MainMemory:
 
 
 def _from_meminfo(text: str, strict: bool) -> MainMemory:
-    """Return main memory from the text of /proc/meminfo, with commit limit if the kernel enforces it (``strict``)."""
+    """Parse the text of /proc/meminfo; include the commit limit only if the kernel enforces it (``strict``)."""
     known = {name: int(rest.split()[0]) * _KIB for name, _, rest in (line.partition(":") for line in text.splitlines())}
     limit = known["CommitLimit"] if strict else None
     free = max(0, limit - known["Committed_AS"]) if limit is not None else None

@@ -107,9 +107,9 @@ class PromptConfig(Section):
     seed: int = Field(default=1, ge=0, le=2**63 - 1)
     """Seed of the preview's noise."""
     steps: int = Field(default=20, ge=1, le=1000)
-    """Number of denoising steps; 20 to 30 is usual."""
+    """Number of denoising steps; typically 20 to 30."""
     guidance: float = Field(default=7.0, ge=0.0, le=100.0, title="CFG scale")
-    """How strongly the prompt is followed (CFG scale); 5 to 8 is usual."""
+    """How strongly the prompt is followed (CFG scale); typically 5 to 8."""
     sampler: Literal["euler", "euler_a", "ddim", "dpmpp_2m", "unipc"] = "euler"
     """Sampler; euler is a safe choice, euler_a adds noise in every step."""
 

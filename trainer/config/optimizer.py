@@ -18,13 +18,13 @@ class _AdamLike(Section):
     name: str
     """Name of the optimizer."""
     beta1: Beta = 0.9
-    """Momentum: decay rate of the gradient average; 0.9 is usual."""
+    """Momentum: decay rate of the gradient average; typically 0.9."""
     beta2: Beta = 0.999
-    """Decay rate of the squared gradient average; 0.99 to 0.999 is usual."""
+    """Decay rate of the squared gradient average; typically 0.99 to 0.999."""
     eps: Epsilon = 1e-8
-    """Epsilon: small number that prevents division by zero; 1e-8 is usual."""
+    """Epsilon: small number that prevents division by zero; typically 1e-8."""
     weight_decay: WeightDecay = 0.01
-    """Weight decay; 0.01 is usual."""
+    """Weight decay; typically 0.01."""
 
 
 class AdamWConfig(_AdamLike):
@@ -52,11 +52,11 @@ class _LionLike(Section):
     name: str
     """Name of the optimizer."""
     beta1: Beta = 0.9
-    """Momentum used in a step; 0.9 is usual."""
+    """Momentum used in a step; typically 0.9."""
     beta2: Beta = 0.99
-    """Decay rate of the momentum; 0.99 is usual."""
+    """Decay rate of the momentum; typically 0.99."""
     weight_decay: WeightDecay = 0.01
-    """Weight decay; 0.01 is usual."""
+    """Weight decay; typically 0.01."""
 
 
 class LionConfig(_LionLike):
@@ -85,13 +85,13 @@ class AdafactorConfig(Section):
     warmup_init: bool = False
     """Start relative steps very small; requires relative_step."""
     clip_threshold: float = Field(default=1.0, gt=0.0)
-    """Updates with a larger root mean square are scaled down to it."""
+    """Updates whose root mean square is above this threshold are scaled down to it."""
     decay_rate: float = Field(default=-0.8, lt=0.0)
-    """Exponent of the running average of squared gradients; -0.8 is usual."""
+    """Exponent of the running average of squared gradients; typically -0.8."""
     beta1: Beta | None = None
     """Momentum: decay rate of the gradient average; default: no momentum, which saves memory."""
     weight_decay: WeightDecay = 0.0
-    """Weight decay; 0.01 is usual."""
+    """Weight decay; typically 0.01."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error for warmup_init without relative_step, which transformers does not allow."""
@@ -105,15 +105,15 @@ class ProdigyConfig(Section):
     name: Literal["prodigy"] = "prodigy"
     """Prodigy, from prodigyopt."""
     beta1: Beta = 0.9
-    """Momentum: decay rate of the gradient average; 0.9 is usual."""
+    """Momentum: decay rate of the gradient average; typically 0.9."""
     beta2: Beta = 0.999
-    """Decay rate of the squared gradient average; 0.99 to 0.999 is usual."""
+    """Decay rate of the squared gradient average; typically 0.99 to 0.999."""
     weight_decay: WeightDecay = 0.01
-    """Weight decay; 0.01 is usual."""
+    """Weight decay; typically 0.01."""
     d_coef: float = Field(default=1.0, gt=0.0, le=100.0)
-    """Multiplies the learning rate that Prodigy finds; 0.5 to 2 is usual."""
+    """Multiplies the learning rate that Prodigy finds; typically 0.5 to 2."""
     d0: float = Field(default=1e-6, gt=0.0, le=1.0)
-    """Initial estimate of the step size; 1e-6 is usual."""
+    """Initial estimate of the step size; typically 1e-6."""
     growth_rate: float = Field(default=float("1e30"), gt=1.0)
     """Largest factor by which the estimate may grow per step; 1e30 is unlimited."""
     safeguard_warmup: bool = True
@@ -128,13 +128,13 @@ class ScheduleFreeConfig(Section):
     name: Literal["schedulefree"] = "schedulefree"
     """Schedule-Free AdamW, from schedulefree."""
     beta1: Beta = 0.9
-    """Interpolation between the latest and the averaged weights; 0.9 is usual."""
+    """Interpolation between the latest and the averaged weights; typically 0.9."""
     beta2: Beta = 0.999
-    """Decay rate of the squared gradient average; 0.99 to 0.999 is usual."""
+    """Decay rate of the squared gradient average; typically 0.99 to 0.999."""
     eps: Epsilon = 1e-8
-    """Epsilon: small number that prevents division by zero; 1e-8 is usual."""
+    """Epsilon: small number that prevents division by zero; typically 1e-8."""
     weight_decay: WeightDecay = 0.01
-    """Weight decay; 0.01 is usual."""
+    """Weight decay; typically 0.01."""
     warmup_steps: int = Field(default=0, ge=0)
     """Warmup steps of the optimizer itself."""
 

@@ -46,7 +46,7 @@ def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
 
 
 def validated(root: type[_Section], data: Mapping[str, Any], code: str, source: str, remedy: str) -> _Section:
-    """Return `data` validated as a `root` table; raises JobError that lists every error, for the file `source`."""
+    """Return `data` validated as a `root` table; raises JobError that lists every error in `source`, the file."""
     try:
         return root.model_validate(data)
     except ValidationError as error:

@@ -30,7 +30,7 @@ class CaptionConfig(Section):
     keep_separator: str = Field(default="", title="Keep tokens separator")
     """Tags before this mark, such as |||, are never shuffled or dropped (kohya: keep_tokens_separator); empty: none."""
     dropout: Fraction = Field(default=0.0, title="Caption dropout")
-    """Probability of training an image without its caption (kohya: caption_dropout_rate); 0.05 to 0.1 is usual."""
+    """Probability of training an image without its caption (kohya: caption_dropout_rate); typically 0.05 to 0.1."""
     tag_dropout: Fraction = 0.0
     """Probability of dropping each tag that is not kept (kohya: caption_tag_dropout_rate)."""
     wildcards: bool = False
@@ -45,17 +45,17 @@ class ObjectiveConfig(Section):
     huber_c: float = Field(default=0.1, gt=0.0, le=10.0, title="Huber c")
     """Error above which the huber loss grows linearly (kohya: huber_c); lower values reduce the effect of outliers."""
     min_snr_gamma: float | None = Field(default=None, gt=0.0, le=100.0, title="Min-SNR gamma")
-    """Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); 5 is usual; default: off."""
+    """Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); typically 5; default: off."""
     debiased_estimation: bool = Field(default=False, title="Debiased estimation")
     """Weights the loss by 1/sqrt(SNR) (kohya: debiased_estimation_loss); cannot be combined with min_snr_gamma."""
     noise_offset: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Random brightness shift of the noise, for darker darks and brighter brights; 0.03 to 0.1 is usual; 0: off."""
+    """Random brightness shift of the noise, for darker darks and brighter brights; typically 0.03 to 0.1; 0: off."""
     multires_discount: float = Field(default=0.0, ge=0.0, lt=1.0, title="Multires noise discount")
-    """Adds coarse noise, each level weaker by this factor (kohya: multires_noise_discount); 0.3 is usual; 0: off."""
+    """Adds coarse noise, each level weaker by this factor (kohya: multires_noise_discount); typically 0.3; 0: off."""
     multires_iterations: int = Field(default=6, ge=1, le=10, title="Multires noise levels")
-    """Number of coarse noise levels (kohya: multires_noise_iterations); 6 to 10 is usual."""
+    """Number of coarse noise levels (kohya: multires_noise_iterations); typically 6 to 10."""
     input_perturbation: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Extra noise on the input but not in the target (kohya: ip_noise_gamma); 0.05 to 0.1 is usual; 0: off."""
+    """Extra noise on the input but not in the target (kohya: ip_noise_gamma); typically 0.05 to 0.1; 0: off."""
     prior_weight: float = Field(default=1.0, ge=0.0, le=100.0, title="Prior loss weight")
     """Loss weight of regularization images (kohya: prior_loss_weight)."""
     unmasked_weight: float = Field(default=0.1, ge=0.0, le=1.0)
@@ -134,7 +134,7 @@ class TextEncoderConfig(Section):
     """How one text encoder is trained; with learning rate 0 it is not trained."""
 
     learning_rate: LearningRate = 0.0
-    """Learning rate of this text encoder (kohya: text_encoder_lr); 0: not trained; 5e-5 is usual for SD 1.5."""
+    """Learning rate of this text encoder (kohya: text_encoder_lr); 0: not trained; typically 5e-5 for SD 1.5."""
     rank: Rank | None = None
     """LoRA rank in this text encoder; default: the recipe's rank."""
     alpha: Alpha | None = None
@@ -149,21 +149,21 @@ class RecipeConfig(Section):
     layers: Literal["attention", "linear", "all"] = Field(default="linear", title="Trained layers")
     """UNet layers to train: attention only, all linear and 1x1 layers (as kohya), or 3x3 convolutions too (LoCon)."""
     rank: Rank = 16
-    """Capacity of the LoRA (kohya: network_dim): more learns more detail but overfits sooner; 8 to 64 is usual."""
+    """Capacity of the LoRA (kohya: network_dim): more learns more detail but overfits sooner; typically 8 to 64."""
     alpha: Alpha = 16.0
-    """The LoRA is scaled by alpha/rank (kohya: network_alpha), like a learning rate; rank or half of it is usual."""
+    """The LoRA is scaled by alpha/rank (kohya: network_alpha), like a learning rate; typically rank or half of it."""
     conv_rank: Rank | None = None
     """Rank of 3x3 convolutions with layers = "all" (kohya: conv_dim); default: the recipe's rank."""
     conv_alpha: Alpha | None = None
     """Alpha of 3x3 convolutions with layers = "all" (kohya: conv_alpha); default: the recipe's alpha."""
     learning_rate: LearningRate = Field(default=1e-4, title="UNet learning rate")
-    """Learning rate of the UNet (kohya: unet_lr); 1e-4 is usual, 1.0 for Prodigy; 0: not trained."""
+    """Learning rate of the UNet (kohya: unet_lr); typically 1e-4, or 1.0 for Prodigy; 0: not trained."""
     text_encoder: TextEncoderConfig = TextEncoderConfig()
     """The text encoder (SDXL: the first, CLIP-L)."""
     text_encoder_2: TextEncoderConfig = TextEncoderConfig()
     """SDXL's second text encoder (OpenCLIP bigG)."""
     dropout: ShareBelowOne = Field(default=0.0, title="LoRA dropout")
-    """Dropout inside the LoRA, against overfitting (kohya: network_dropout); 0.1 to 0.3 is usual; 0: off."""
+    """Dropout inside the LoRA, against overfitting (kohya: network_dropout); typically 0.1 to 0.3; 0: off."""
     rank_dropout: ShareBelowOne = 0.0
     """Probability of dropping each rank of a layer's LoRA in a step (kohya: rank_dropout); 0: off."""
     module_dropout: ShareBelowOne = 0.0

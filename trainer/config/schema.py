@@ -109,7 +109,7 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[KeyDescription]
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """Return the table classes that a field with this annotation may hold, directly or in a list."""
+    """Return the table classes that a field with this annotation may contain, directly or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     return [section for part in get_args(annotation) if not isinstance(part, str) for section in sections_in(part)]

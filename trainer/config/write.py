@@ -155,7 +155,7 @@ def default_prompts(trigger: str | None) -> list[str]:
 
 
 def near_path(path: Path, folder: Path) -> str:
-    """Return a path with slashes for a job in ``folder``: relative within the folder's parent, else absolute."""
+    """Return ``path`` with forward slashes: relative to ``folder`` if inside the folder's parent, else absolute."""
     absolute, home = path.expanduser().absolute(), folder.absolute()
     if not absolute.is_relative_to(home.parent):
         return absolute.as_posix()

@@ -77,7 +77,7 @@ def file_findings(path: Path, facts: ImageFacts) -> list[str]:
 
 
 class DatasetBuilder:
-    """Builder of image records from candidates, which adds findings about each image to the scan."""
+    """Builder that turns candidates into image records, and adds findings about each image to the scan."""
 
     def __init__(
         self, dataset: DatasetConfig, recipe: RecipeConfig, inspected: Mapping[Path, Inspection], scan: Scan
@@ -186,7 +186,7 @@ def _mark_captions(images: Iterable[ImageRecord], recipe: RecipeConfig, scan: Sc
 
 
 def _texts(image: ImageRecord, recipe: RecipeConfig) -> Iterator[str]:
-    """Yield each alternative caption of an image as trained without dropout, with wildcards chosen once."""
+    """Yield each alternative caption of an image as trained, but without dropout and with fixed wildcard choices."""
     whole = without_randomness(recipe.captions)
     for caption in image.captions or ("",):
         yield compose_caption((caption,), image.trigger, image.class_words, whole, np.random.default_rng(0))

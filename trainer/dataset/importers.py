@@ -64,7 +64,7 @@ class ImportedDataset:
     settings: dict[str, object] = field(default_factory=dict)
     """Recipe values from the file, by dotted key such as recipe.captions.shuffle."""
     captions: dict[Path, tuple[str, ...]] = field(default_factory=dict)
-    """Captions that are not in files next to the images; `read_dataset` takes them."""
+    """Captions that are not in files next to the images, to be passed to `read_dataset`."""
     notes: list[str] = field(default_factory=list)
     """Sentences about settings that were not imported."""
 

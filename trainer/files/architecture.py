@@ -66,7 +66,7 @@ _CHECKS: Mapping[str, type[_Numbers]] = {"unet": _UNet, "vae": _VAE, "text_encod
 
 
 def check_configs(source: str, family: Family, configs: Mapping[str, Config], published: Config) -> None:
-    """Raise BaseModelError if the configs are not those of an SD 1.5 or SDXL base, or no model can be built.
+    """Raise BaseModelError if the configs are not those of an SD 1.5 or SDXL base, or describe an impossible model.
 
     `published` is the family's original UNet config.
     """

@@ -56,7 +56,7 @@ def bundled_configs(family: Family) -> dict[str, Config]:
 def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
     """Return the family and configs of a diffusers folder; raises BaseModelError for anything but SD 1.5 and SDXL.
 
-    If the folder has no VAE or scheduler config, the result does not have it either.
+    If the folder has no VAE config or no scheduler config, the result lacks it too.
     """
     pipeline = str(_index(folder).get("_class_name", "pipeline"))
     if not (folder / "unet" / "config.json").is_file():

@@ -110,7 +110,7 @@ def _check_start(path: Path, kind: Kind, start: bytes, length: int, size: int) -
 
 
 def _what_else(start: bytes) -> str | None:
-    """Return a description of the file based on its first bytes if it is another well-known format, or None."""
+    """Return a description of a well-known format other than safetensors that starts with these bytes, or None."""
     text = start.lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html", b"<?xml")) or b"<html" in text:
         return "a web page saved under this name (the site required a login, or the link led to a page)"

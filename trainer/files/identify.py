@@ -448,7 +448,7 @@ def lora_of_header(path: Path, header: Header) -> LoraIdentity:
 
 
 def _lora_family(found: Mapping[str, str], header: Header) -> Family | None:
-    """Return the family, based on the width of adapted cross-attention layers or else on layer names, or None."""
+    """Return a LoRA's family by the width of adapted cross-attention layers, or else layer names; None if unclear."""
     for layer, name in found.items():
         shape = header.tensors[name].shape
         if layer.endswith(("attn2_to_k", "attn2.to_k")) and len(shape) == 2 and shape[1] in _LORA_FAMILIES:
@@ -507,7 +507,7 @@ class PartFiles:
 
 
 def part_files(path: Path, identity: BaseIdentity, name: str) -> PartFiles:
-    """Return the files of one of a base's models, called `name`; raises BaseModelError if they are missing."""
+    """Return the files of a base's model called `name` ("unet"); raises BaseModelError if they are missing."""
     files = weight_files(path, name) if identity.form == "folder" else (path,)
     return PartFiles(files, identity.configs[name])
 
@@ -521,12 +521,12 @@ def vae_files(path: Path, identity: BaseIdentity, other: Path | None) -> PartFil
 
 
 def joint_digest(parts: Iterable[PartFiles], hashes: Mapping[Path, str]) -> str:
-    """Return one hash of several models, in order."""
+    """Return one hash for several models, which also depends on their order."""
     return hashlib.sha256("".join(part.digest(hashes) for part in parts).encode()).hexdigest()
 
 
 def known_hashes(parts: Iterable[PartFiles]) -> dict[Path, str] | None:
-    """Return the remembered SHA-256 of every file of the parts; None if any is unknown."""
+    """Return the remembered SHA-256 of each of the parts' files; None if that of any file is unknown."""
     hashes = {path: remembered_sha256(path) for path in {path for part in parts for path in part.files}}
     known = {path: digest for path, digest in hashes.items() if digest is not None}
     return known if len(known) == len(hashes) else None

@@ -42,7 +42,7 @@ def weight_files(folder: Path, part: str) -> tuple[Path, ...]:
 
 
 def _pieces(index: Path) -> tuple[Path, ...]:
-    """Return the files listed in an index, which must be in the index's folder."""
+    """Return the files listed in an index, from its folder; raises BaseModelError if any is missing there."""
     table = read_json(index).get("weight_map", {})
     names = sorted({str(name) for name in table.values()} if isinstance(table, dict) else ())
     pieces = tuple(index.parent / Path(name).name for name in names)
@@ -125,7 +125,7 @@ def _remembered() -> dict[str, list[int | str]]:
 
 
 def _sound_entries(found: Any) -> dict[str, list[int | str]]:
-    """Return the entries with a valid checksum, because a wrong hash would make a base look like another one."""
+    """Return the entries with a valid checksum, because a wrong hash would make one base look like another."""
     return {
         path: facts
         for path, facts in found.items()

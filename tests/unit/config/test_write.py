@@ -61,7 +61,7 @@ def test_absent_values_are_left_out_and_explained_in_comments() -> None:
     commented = dump_job(minimal(), comments=True)
     assert "# min_snr_gamma = <a number above 0 and up to 100>" in commented
     assert (
-        "# Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); 5 is usual; default: off."
+        "# Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); typically 5; default: off."
         in commented
     )
 

@@ -70,7 +70,7 @@ class Conversion:
     """Settings that could not be converted, as "key: reason"."""
 
     def set(self, key: str, value: Any) -> None:
-        """Set a key of the recipe; None is ignored."""
+        """Set a key of the recipe; do nothing if the value is None."""
         if value is None:
             return
         *tables, name = key.split(".")

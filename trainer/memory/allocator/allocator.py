@@ -84,12 +84,12 @@ class Allocator(ExpandableBlocks):
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.retries = 0
-        """Number of times all cached memory was returned to the driver to free memory (num_alloc_retries)."""
+        """Number of allocations tried again after returning all cached memory to the driver (num_alloc_retries)."""
         self.admitted = 0
         """Largest total size of segments, in bytes, that the limit has allowed."""
         self.refused: int | None = None
-        """Smallest total size that the limit has refused, or None. Any limit from ``admitted`` to below this gives the
-        same result, unless a garbage collection threshold depends on the limit."""
+        """Smallest total size that the limit has refused, or None. Any limit from ``admitted`` to one byte below this
+        size gives the same result, unless a garbage collection threshold depends on the limit."""
         self._place = place or self._append
         self._end = 0
         # PyTorch splits a large block only if more than 1 MiB would be left, but always in expandable segments.

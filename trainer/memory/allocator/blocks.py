@@ -195,7 +195,7 @@ class ExpandableBlocks(BlockTable):
         return candidate
 
     def _growable(self, pool: Pool) -> Iterator[Block]:
-        """Yield the blocks at which growth can start: each unmapped block, or a free block right before it."""
+        """Yield the blocks from which the segment can grow: each unmapped block, or the free block right before it."""
         for address in pool.unmapped:
             block = self._blocks[address]
             yield block.before if block.before and block.before.requested is None else block

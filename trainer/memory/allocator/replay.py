@@ -44,7 +44,7 @@ class SimulatedTrace:
     reserved: Bytes
     requested: Bytes
     retries: int
-    """Number of times the allocator returned all cached memory to the driver to free memory."""
+    """Number of times the allocator had to return all cached memory to the driver and try again."""
 
 
 @dataclass(frozen=True, slots=True)

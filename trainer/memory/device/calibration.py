@@ -217,8 +217,8 @@ def _evidence(found: Any) -> _Evidence | None:
 def _excess(report: RunReport, *, ran_out: bool) -> Excess:
     """Return the largest excess of a phase over its own forecast; 0 if no forecast was exceeded.
 
-    If ``ran_out``, only phases that ran out of memory are compared, else only the others. The share is relative to the highest phase, since an excess of 200 MiB
-    during caption encoding says little about a phase of 10 GiB.
+    If ``ran_out``, only phases that ran out of memory are compared, else only the others. The share is relative to
+    the highest phase, since an excess of 200 MiB during caption encoding says little about a phase of 10 GiB.
     """
     compared = [phase for phase in report.phases.values() if phase.forecast is not None and phase.measured is not None]
     highest = max((phase.forecast.reserved for phase in compared if phase.forecast), default=0)
@@ -243,7 +243,7 @@ def _context_bytes(report: RunReport) -> int | None:
 
 
 def _times(report: RunReport) -> tuple[float, float]:
-    """Return measured and forecast seconds, for the phases that have a forecast or else for the whole run."""
+    """Return (measured, forecast) seconds of the phases that have a forecast; of the whole run if none has one."""
     pairs = [(phase.seconds, phase.forecast_seconds) for phase in report.phases.values() if phase.forecast_seconds]
     if not pairs:
         return report.seconds, report.forecast_seconds or 0.0
