@@ -272,7 +272,7 @@ class RunHeader(QWidget):
         return self.can_save("sample") and bool(job and job.report.previews.prompts)
 
     def can_save(self, name: CommandName = "save") -> bool:
-        """Return whether the run is training and the command `name` is not already pending."""
+        """Return whether the run is training and not ending, and the command `name` is not already pending."""
         run = self._run
         return bool(
             run and run.alive and "train" in run.phases and name not in self._pending_commands and not self._ending
@@ -283,7 +283,7 @@ class RunHeader(QWidget):
         return bool(self._run and self._run.alive and not self._ending)
 
     def can_withdraw(self) -> bool:
-        """Return whether the command that ends the run can still be withdrawn."""
+        """Return whether a command to end the run is pending and can still be withdrawn."""
         return bool(self._ending and not self._ending.accepted)
 
     def can_resume(self) -> bool:
@@ -444,7 +444,7 @@ class RunHeader(QWidget):
         return self.tr("save requested")
 
     def _facts(self, run: Run) -> str:
-        """Return one line with the step, the time left, the speed and the device."""
+        """Return one line with the known facts, such as the step, time left, speed, device and skipped steps."""
         number, summary, story = QLocale().toString, run.summary, run.progress
         step = max(summary.step, story.step.step if story.step else 0) if run.alive else summary.step
         parts = []
@@ -463,7 +463,7 @@ class RunHeader(QWidget):
         return " · ".join(parts)
 
     def _device(self, run: Run) -> str:
-        """Return the device's name; the GPU's name comes from the forecast."""
+        """Return the device's name; a GPU's name comes from the forecast, if there is one."""
         device = run.progress.device
         if device == "cpu":
             return self.tr("the CPU")

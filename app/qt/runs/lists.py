@@ -68,7 +68,7 @@ class RunModel(StatusModel[RunSummary]):
         """Day on which the status texts were created; some say “yesterday”, so a new day makes them outdated."""
 
     def show(self, rows: Sequence[RunSummary]) -> bool:
-        """Show these rows; return whether the list has other rows than before, not only other status texts."""
+        """Show these runs; return whether any were added, removed or moved, rather than only changed."""
         same_day, self._day = self._day == _today(), _today()
         before = dict(zip(map(id, self.rows), self.words, strict=True)) if same_day else {}
         was, self._beginning = self._beginning, {row.path for row in rows if self._begins(row)}
@@ -84,7 +84,7 @@ class RunModel(StatusModel[RunSummary]):
         return run_status(row, self._left(row.path), begins=row.path in self._beginning)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return a run's value for a role."""
+        """Return a run's name, tooltip, text for screen readers, summary, status text or color, by role."""
         row = self.rows[index.row()]
         match role:
             case Qt.ItemDataRole.DisplayRole:
@@ -251,12 +251,12 @@ class QueueModel(StatusModel[Entry]):
         super().__init__(lambda entry: entry.id, parent)
 
     def show(self, rows: Sequence[Entry]) -> bool:
-        """Show these rows; return whether the list has other rows than before, not only other status texts."""
+        """Show these entries; return whether any were added, removed or moved, rather than only changed."""
         now = time.time()
         return self.update_rows(rows, [entry_status(row, now) for row in rows])
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return an entry's value for a role."""
+        """Return an entry's name, tooltip, text for screen readers, the entry or its status text, by role."""
         row, words = self.rows[index.row()], self.words[index.row()]
         match role:
             case Qt.ItemDataRole.DisplayRole:
@@ -280,7 +280,7 @@ class QueueModel(StatusModel[Entry]):
         return Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsDragEnabled
 
     def supportedDropActions(self) -> Qt.DropAction:  # noqa: N802
-        """Return the move action."""
+        """Return the only drop action that is supported: moving."""
         return Qt.DropAction.MoveAction
 
     def mimeTypes(self) -> list[str]:  # noqa: N802

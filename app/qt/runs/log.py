@@ -231,7 +231,7 @@ class LogText(QPlainTextEdit):
             self._ask(lambda: logs.read_after(log, end, torn=torn), self._append)
 
     def _append(self, chunk: LogChunk) -> None:
-        """Append a chunk, or show the end of the log if it was replaced or has too much new output."""
+        """Append a chunk; if the log was replaced or has too much new output, show its end instead."""
         if chunk.size < self._chunks[-1].end or (self._follows and chunk.size - chunk.end > _JUMP_BYTES):
             self.to_end()
             return

@@ -190,7 +190,7 @@ class RunsPage(Page):
         self._show_awaited()
 
     def show_runs(self, paths: list[Path]) -> None:
-        """Show the first of these runs in the header and the tabs, and overlay all of them in the charts."""
+        """Show the first of these runs in the header and tabs; overlay the runs in the charts, one per color."""
         # More lines than colors would be hard to tell apart.
         opened = {path: self.session.runs.open(path) for path in paths[:SERIES_COLORS]}
         for path, run in self._open.items():
@@ -216,7 +216,7 @@ class RunsPage(Page):
             self.session.runs.forget(path)
 
     def can_forget(self) -> bool:
-        """Return whether a selected run can be removed from the list."""
+        """Return whether a selected run can be removed from the list, which must have the focus."""
         return bool(self._forgettable()) and self.list.hasFocus()
 
     # --- Qt's events
@@ -264,7 +264,7 @@ class RunsPage(Page):
         self.commands.refresh()
 
     def _show_queue(self) -> None:
-        """Update everything that depends on the queue: the starting runs and the reason why a run failed."""
+        """Update everything that depends on the queue, such as starting runs and the reason why a run failed."""
         self.list.show_runs(self.session.runs.all)
         self._show_trouble()
         self._show_awaited()

@@ -165,11 +165,11 @@ class QueuePanel(QWidget):
         self._move(1)
 
     def can_move_up(self) -> bool:
-        """Return whether the selected entry can move up: it has not ended, nor has an entry above it."""
+        """Return whether the selected entry can move up: it has not ended, and another such entry is above it."""
         return self._neighbor(-1) is not None
 
     def can_move_down(self) -> bool:
-        """Return whether the selected entry can move down: it has not ended, nor has an entry below it."""
+        """Return whether the selected entry can move down: it has not ended, and another such entry is below it."""
         return self._neighbor(1) is not None
 
     def start_after(self) -> None:
@@ -198,7 +198,7 @@ class QueuePanel(QWidget):
         self._for_chosen(self._queue.stop)
 
     def can_stop(self) -> bool:
-        """Return whether the selected entry has a run to stop, which is not already pausing or stopping."""
+        """Return whether the selected entry has a run that can be stopped and is not already pausing or stopping."""
         return self._has_state("running", "paused", "interrupted") and not self._is_ending()
 
     def withdraw(self) -> None:
@@ -222,7 +222,7 @@ class QueuePanel(QWidget):
         self._for_chosen(self._queue.duplicate)
 
     def can_duplicate(self) -> bool:
-        """Return whether the selected entry came from a job."""
+        """Return whether the selected entry has a job, which can be queued again."""
         entry = self.list.entry()
         return entry is not None and entry.job is not None
 
@@ -231,7 +231,7 @@ class QueuePanel(QWidget):
         self._for_chosen(self._queue.remove)
 
     def can_remove(self) -> bool:
-        """Return whether an entry is selected that is not running."""
+        """Return whether an entry is selected and is not running."""
         return self._chosen_state() not in (None, "running")
 
     def clear(self) -> None:
@@ -288,7 +288,7 @@ class QueuePanel(QWidget):
         self._commands.refresh()
 
     def _show_status(self, now: QueueState) -> None:
-        """Show the most important message about the queue, with a button for the action that helps."""
+        """Show the most important message about the queue, with a button if an action can help."""
         reading = now.reading
         resume = (self.tr("Resume queue"), self._queue.resume_queue)
         if now.problem:
@@ -325,7 +325,10 @@ class QueuePanel(QWidget):
         self._queue.move(entry.id, rows[behind].id if behind < len(rows) else None)
 
     def _neighbor(self, by: int) -> int | None:
-        """Return the row of the next entry above or below the selected one that has not ended, or None."""
+        """Return the row of the nearest entry, above (-1) or below (1) the selected one, that has not ended.
+
+        Returns None if there is none, or if the selected entry itself has ended.
+        """
         entry, rows = self.list.entry(), self.list.queue.rows
         if entry is None or entry.state not in _OPEN_STATES:
             return None

@@ -249,7 +249,7 @@ class BaseDialog(QDialog):
         return super().eventFilter(watched, event)
 
     def choose_file(self) -> None:
-        """Ask for a model file."""
+        """Ask for a model file, then accept the dialog with it."""
         words = self.tr("Choose a base")
         path, _ = QFileDialog.getOpenFileName(self, words, "", self.tr("Models (*.safetensors);;All files (*)"))
         if path:

@@ -148,7 +148,7 @@ class Essentials(QWidget):
     """Grid of the essential settings, with labels on the left and editors on the right."""
 
     looked = Signal()
-    """Emitted when the number of images may have changed."""
+    """Emitted when the number of the job's images may have changed."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -174,7 +174,7 @@ class Essentials(QWidget):
             part.connect(self._on_left)
 
     def show_recipes(self, shelf: Sequence[PresetEntry]) -> None:
-        """Show these recipes as cards."""
+        """Show cards for these recipes, if they suit the job's base."""
         self._presets = shelf
         self._update_comparison()
         self.refresh()

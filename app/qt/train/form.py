@@ -291,7 +291,7 @@ class SettingsForm(QWidget):
         self._filter()
 
     def search(self, text: str) -> None:
-        """Show only settings whose title, key and help together contain every word of `text`."""
+        """Show only settings whose title, key, help and optimizer name together contain every word of `text`."""
         self._words = text.lower().split()
         self.nothing.setText(self.tr("No settings match “{text}”.").format(text=text.strip()))
         self._filter()

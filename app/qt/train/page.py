@@ -170,7 +170,7 @@ class TrainPage(Page):
     # --- called by actions
 
     def new(self) -> None:
-        """Create a job with the open images."""
+        """Create a job that trains on the open images."""
         self.begin("")
 
     def ask_for_file(self) -> None:
@@ -181,7 +181,7 @@ class TrainPage(Page):
             self.open(Path(chosen))
 
     def duplicate(self) -> None:
-        """Copy this job and open the copy."""
+        """Copy the open job and open the copy."""
         if self.draft is not None:
             self.session.jobs.duplicate(self.draft.path, *self._callbacks(self.show_job))
 
@@ -191,7 +191,7 @@ class TrainPage(Page):
         self.sheet.name.selectAll()
 
     def delete(self) -> None:
-        """Move this job to the trash and show the next one; a notice offers to restore it."""
+        """Move the open job to the trash and show another job; a notice offers to restore the first one."""
         if self.draft is None:
             return
         name = self.draft.name
@@ -202,7 +202,7 @@ class TrainPage(Page):
         self.sheet.find_setting()
 
     def start(self) -> None:
-        """Queue this job."""
+        """Queue the open job."""
         if self.draft is not None:
             self._starting.start(self.draft)
 
@@ -221,7 +221,7 @@ class TrainPage(Page):
         self.show_job(path)
 
     def begin(self, recipe: str) -> None:
-        """Create a job with the open images and, unless `recipe` is "", the recipe of this name."""
+        """Create a job that trains on the open images, using the recipe with this name unless it is ""."""
         session = self.session
         images = essentials.open_images(session.library, session.datasets.folders)
         stated = session.target.for_new_job()
@@ -241,12 +241,12 @@ class TrainPage(Page):
         )
 
     def show_job(self, path: Path) -> None:
-        """Open a job file; if it cannot be opened, report why and keep the open job."""
+        """Open a job file; if that fails, report why and keep showing the job that is open."""
         self._awaited = True
         self.session.jobs.open(path, while_alive(self, self._show), while_alive(self, self._on_open_failed))
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Start watching the job file, and show a job as soon as the list has been read."""
+        """Start watching the job file; if no job is open, open one as soon as the list of jobs has been read."""
         super().showEvent(event)
         self._is_visible = True
         self._timer.start()
@@ -343,7 +343,7 @@ class TrainPage(Page):
             self.resolved.emit(unopened)
 
     def _on_trashed(self, name: str, job: TrashedJob) -> None:
-        """Show the next job and offer to restore the one in the trash."""
+        """Show another job and offer to restore the one in the trash."""
         if self.draft is not None and self.draft.path == job.path:  # otherwise another job has been opened
             self._show(None)
         if self.session.jobs.all:

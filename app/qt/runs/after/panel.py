@@ -153,7 +153,7 @@ class AfterPanel(QWidget):
         return bool(self._run and self._run.job)
 
     def can_compare(self) -> bool:
-        """Return whether a grid can be generated."""
+        """Return whether a grid can be generated: a step is selected and the job can be read."""
         return self.has_candidate() and self.has_job()
 
     def can_render(self) -> bool:
@@ -165,7 +165,7 @@ class AfterPanel(QWidget):
         return self.trying.is_drawing()
 
     def can_send(self) -> bool:
-        """Return whether an export folder is known."""
+        """Return whether a saved step is selected and an export folder is known."""
         return self.has_candidate() and self._destination() is not None
 
     def can_go_on(self) -> bool:
@@ -224,7 +224,7 @@ class AfterPanel(QWidget):
             self._session.tasks.run(work, lambda text: self._show_card(text, candidate.file.stem), self._refused)
 
     def ask_longer(self) -> None:
-        """Ask for the run's new total number of steps, then queue it."""
+        """Ask for a larger total number of steps, then queue the run to continue up to it."""
         run = self._run
         if run is None or run.job is None:
             return
@@ -334,7 +334,7 @@ class AfterPanel(QWidget):
         return self.exporting.destination() if self.isVisible() else None
 
     def _image(self, candidate: Candidate) -> Path | None:
-        """Return the image to export with a candidate: a preview, the last image generated with it, or None."""
+        """Return the image to export with a candidate: a preview, or the latest image generated with it, or None."""
         drawn = candidate.images
         return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.image_of(candidate))
 

@@ -46,7 +46,7 @@ class TryBox(QWidget):
         self._folder = Path()
         self._settings: dict[str, Any] = {}
         self.drawing: RenderJob | None = None
-        """Most recent request, or None."""
+        """Most recent request for an image, or None."""
         self.prompt, self.negative = QPlainTextEdit(), QLineEdit()
         self.strength, self.slider = DoubleSpinBox(), Slider(Qt.Orientation.Horizontal)
         self.seed, self.width_box, self.height_box = SpinBox(), SpinBox(), SpinBox()
@@ -74,7 +74,7 @@ class TryBox(QWidget):
         self._refresh()
 
     def show_candidate(self, candidate: Candidate | None) -> None:
-        """Select the LoRA to try."""
+        """Set the saved LoRA to try; for None, nothing can be generated."""
         self._candidate = candidate
         self._refresh()
 
@@ -91,7 +91,7 @@ class TryBox(QWidget):
         self._refresh()
 
     def cancel(self) -> None:
-        """Cancel the request."""
+        """Cancel the request for an image, if it is still running."""
         if self.is_drawing():
             self._session.renderer.cancel()
 

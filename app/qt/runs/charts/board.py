@@ -55,7 +55,7 @@ def loss(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
 
 
 def held_out(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
-    """Return the validation loss chart; without validation images it shows the loss on training images."""
+    """Return the validation loss chart; runs without validation images show their loss on training images."""
     held = list(_each(runs, lambda run: run.series.held_out, _tr("validation images"), "points"))
     trained = list(_each(runs, lambda run: run.series.validation, _tr("training images (none held out)"), "points"))
     title = "" if held and trained else _tr("Validation loss") if held else _tr("Loss on training images")
@@ -79,7 +79,7 @@ def _rate(part: str, run: Run) -> Track | None:
 
 
 def memory(runs: Sequence[Run]) -> ChartSpec:
-    """Return the memory chart in GiB, with the first run's forecast and limit."""
+    """Return the chart of GPU memory in GiB, with the first run's forecast and, if it is not far above, its limit."""
     measured = _each(runs, lambda run: run.series.memory, _tr("measured"), "thin")
     lines = [replace(line, values=line.values / _GIB) for line in measured]
     most = max((float(np.nanmax(line.values)) for line in lines), default=0.0)
@@ -110,7 +110,7 @@ def card(watch: GpuMonitor) -> ChartSpec:
 def _noisy(
     runs: Sequence[Run], track: Callable[[Run], Track], raw: str, smooth: str, steps: float
 ) -> Iterator[ChartLine]:
-    """Yield the smoothed line of each run; for a single run, also its values per step."""
+    """Yield the smoothed line of each run; for a single run, first its values at each step."""
     for place, run in enumerate(runs):
         x, y = arrays(track(run))
         if not len(x):
@@ -256,7 +256,7 @@ class Board(QWidget):
     # --- drawing
 
     def rest(self) -> None:
-        """Hide all charts; the next `draw` shows them one by one."""
+        """Hide all charts; the next call of `draw` shows them again, one by one."""
         self.hide()
         for chart in self._laid[1:]:
             chart.hide()
@@ -354,7 +354,7 @@ class Board(QWidget):
             self.card.draw(card(watch))
 
     def _arrange(self, charts: tuple[Chart, ...]) -> None:
-        """Place these charts in the grid; a chart that is alone in its row gets the full width."""
+        """Place these charts in the grid and hide all others; a chart that is alone in its row gets the full width."""
         for chart in self._laid:
             if chart not in charts:
                 chart.hide()

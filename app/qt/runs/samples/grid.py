@@ -45,7 +45,7 @@ _CENTERED = int(Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap)
 
 
 class SampleGrid(QAbstractScrollArea):
-    """Grid of `Samples`: step 0 stays visible, and the view follows new samples unless scrolled away."""
+    """Grid of `Samples`: step 0 stays visible; new samples are scrolled into view unless the user has scrolled away."""
 
     opened = Signal()
     """Emitted when the user opens the current sample."""
@@ -54,7 +54,7 @@ class SampleGrid(QAbstractScrollArea):
     menu_requested = Signal(QPoint)
     """Global position at which the user requested a context menu."""
     resized = Signal(int)
-    """New length of a cell's longer side."""
+    """New length of a cell's longer side, in logical pixels."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -120,7 +120,7 @@ class SampleGrid(QAbstractScrollArea):
             self.viewport().update()
 
     def step(self, rows: int, columns: int) -> None:
-        """Move the selection by rows and columns within the grid; if nothing is selected, select the newest."""
+        """Move the selection by rows and columns within the grid; if nothing is selected, select the newest sample."""
         samples = self.samples
         if not samples or not samples.steps:
             return

@@ -221,7 +221,7 @@ class SampleMatrix(QWidget):
         self._show_view(self.grid)
 
     def show_compare(self, on: bool = True) -> None:
-        """Compare the current sample with another one, or return to the grid if `on` is False."""
+        """Compare the current sample with another one; if `on` is False or no cell is selected, return to the grid."""
         if on and self.has_current():
             self.compare.stage.zoom.fit()
             self._show_view(self.compare)

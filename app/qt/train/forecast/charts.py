@@ -42,7 +42,7 @@ KINDS = {
     "gradients": "series5",
     "temporary": "series6",
 }
-"""Kinds of memory in stacking order, with their color roles."""
+"""Kinds of memory, in the order of their segments in the memory bar, with their color roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PeakMark:
 
 
 class Timeline(QWidget):
-    """Chart of memory over time; arrow keys and the mouse select a peak, which `pointed` reports."""
+    """Chart of memory over time; arrow keys and the mouse select a peak, and `pointed` emits its PeakMark or None."""
 
     pointed = Signal(object)
 
@@ -83,7 +83,7 @@ class Timeline(QWidget):
         return self._plan is not None and self._plan.forecast.budget <= _NEAR * self._plan.forecast.reserved
 
     def point(self, index: int | None) -> None:
-        """Select the peak at this index, or none for None, and emit `pointed`."""
+        """Select the peak at this index, or no peak for None, and emit `pointed`."""
         self.current = index
         spot = None if index is None else self.spots[index]
         self.setAccessibleDescription(spot.peak.name if spot else "")
@@ -95,7 +95,7 @@ class Timeline(QWidget):
         return QSize(320, _HEIGHT)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return a narrower size of the same height."""
+        """Return a minimum size that is narrower than the preferred size, but as high."""
         return QSize(200, _HEIGHT)
 
     # --- Qt's events
@@ -251,7 +251,7 @@ class BarSegment:
 
 
 def pieces(answer: PlanAnswer, plan: AnsweredPlan) -> list[BarSegment]:
-    """Return the segments of GPU memory in use at a plan's peak, from left to right."""
+    """Return the memory bar's segments at a plan's peak, from left to right, other programs' memory first."""
     found = [
         BarSegment(
             QCoreApplication.translate("Forecast", "Other programs"),
@@ -307,7 +307,7 @@ class MemoryBar(QWidget):
         return _BAR + 2 * _MARK + (self._legend(width)[-1][1] + _LINE if self.pieces else _LINE)
 
     def resizeEvent(self, event: object) -> None:  # noqa: N802
-        """Update the layout, because the legend may need another number of lines."""
+        """Update the layout, because the legend may need more or fewer lines."""
         super().resizeEvent(event)  # type: ignore[arg-type]
         self.updateGeometry()
 

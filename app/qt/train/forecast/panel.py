@@ -60,7 +60,7 @@ ACTIONS = (
 
 
 class GpuChooser(QWidget):
-    """Chooser of the device for the details; emits `chosen` with `HERE`, a GPU name or a memory size."""
+    """Chooser for the device that the details are for; emits `chosen` with `HERE`, a GPU name or a memory size."""
 
     chosen = Signal(str)
 
@@ -78,7 +78,7 @@ class GpuChooser(QWidget):
 
     @property
     def gpu(self) -> str:
-        """Return the chosen device."""
+        """Return the chosen device: `HERE`, a GPU name as typed, or a memory size such as "8GB"."""
         text = self.box.currentText().strip()
         known = self.box.findText(text)
         return str(self.box.itemData(known)) if known >= 0 else text or HERE
