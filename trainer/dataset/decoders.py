@@ -226,7 +226,7 @@ class _Decoder:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Block Ctrl-C in processes started in the block: terminals send it to all, but only this one handles it."""
+    """Make processes started within the block ignore Ctrl-C, which terminals send to all; only this one handles it."""
     if sys.platform == "win32":
         yield
         return

@@ -80,7 +80,7 @@ class ImportedDataset:
             self.notes.append(sentence)
 
     def state(self, key: str, value: object, origin: str) -> None:
-        """Set a recipe value; the first of several different values is kept, since a job has one recipe."""
+        """Set a recipe value; if it already has another value, keep that and add a note, since a job has one recipe."""
         if self.settings.setdefault(key, value) != value:
             self.note(
                 f"{origin} differs between parts of the dataset; {toml_value(self.settings[key])} is used for all."
@@ -159,9 +159,10 @@ def _converted(key: str, value: Any) -> object:
 
 
 def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple[dict[Path, tuple[str, ...]], int]:
-    """Return the captions in kohya's metadata (.json by path or stem, or .jsonl), and the number of missing images.
+    """Return the captions in kohya's metadata by image, and the number of entries whose image is missing.
 
-    An image's caption and tags are joined with the separator, as in sd-scripts. Raises OSError and ValueError.
+    The file is .json, with paths or stems as keys, or .jsonl. An image's caption and tags are joined with the
+    separator, as in sd-scripts. Raises OSError and ValueError.
     """
     text = read_text(path, "notes")
     if path.suffix.lower() == ".jsonl":
@@ -229,7 +230,7 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
 
 
 def _balancing(concept: Table, imported: ImportedDataset) -> int:
-    """Return a concept's repeats; add a note for OneTrainer's fractions and sample counts (not supported)."""
+    """Return a concept's repeats; add a note if it uses fractions or sample counts (not supported)."""
     balancing = float(concept.get("balancing", 1.0))
     if concept.get("balancing_strategy", "REPEATS") != "REPEATS":
         imported.note(

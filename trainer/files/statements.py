@@ -23,13 +23,13 @@ PREDICTIONS: Mapping[str, Prediction] = {
     "epsilon": "epsilon", "eps": "epsilon", "epsscaling": "epsilon",
     "v": "v", "v_prediction": "v", "v_pred": "v", "vpred": "v", "velocity": "v", "vscaling": "v",
 }  # fmt: skip
-"""Names for what a base predicts, in lower case with underscores."""
+"""What a base predicts, by each name used for it in files; names are in lower case with underscores."""
 DIFFUSION_SCHEDULERS = (
     "DDIM", "DDIMParallel", "DDPM", "DDPMParallel", "PNDM", "LMSDiscrete", "EulerDiscrete", "EulerAncestralDiscrete",
     "HeunDiscrete", "KDPM2Discrete", "KDPM2AncestralDiscrete", "DPMSolverMultistep", "DPMSolverSinglestep",
     "DPMSolverSDE", "DEISMultistep", "UniPCMultistep", "SASolver",
 )  # fmt: skip
-"""diffusers schedulers for the process that Impasto trains, without the suffix "Scheduler"."""
+"""diffusers schedulers for the diffusion process that Impasto trains, without the suffix "Scheduler"."""
 # Parts of values that identify a process that Impasto does not train; the first match decides.
 _OTHER_PROCESSES = (
     (re.compile(r"flow|rectified", re.I), "flow matching"),

@@ -141,7 +141,7 @@ def _image_faults(data: Mapping[str, Any]) -> list[str]:
 
 
 def _is_reported(fault: str, faults: list[str]) -> bool:
-    """Return whether ``faults`` already contains this error's key."""
+    """Return whether ``faults`` already contains an error for the same key as ``fault``."""
     return any(former.startswith(fault.partition(": ")[0] + ": ") for former in faults)
 
 

@@ -163,7 +163,7 @@ class Allocator(ExpandableBlocks):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Allocate from the private pool of CUDA graphs in the block, as PyTorch does while capturing a graph.
+        """Within the block, allocate from the private pool of CUDA graphs, as PyTorch does while capturing a graph.
 
         All captures share one pool. Its segments are used for nothing else and never returned to the driver; memory
         freed in them is available to the next capture. During a capture, no cached memory is returned to the driver.
@@ -350,7 +350,7 @@ class Allocator(ExpandableBlocks):
         settings: AllocatorSettings | None = None,
         place: Callable[[int], int] | None = None,
     ) -> Allocator:
-        """Return an allocator in the state of a snapshot without expandable segments, with the peaks reset."""
+        """Return an allocator in the state of ``snapshot``, with peaks reset; expandable segments are not supported."""
         allocator = cls(settings, place)
         for segment in snapshot.segments:
             allocator._restore(segment)
