@@ -24,7 +24,7 @@ from trainer.protocol.records import moment
 CommandName = Literal["stop", "pause", "save", "sample"]
 CommandOutcome = Literal["done", "refused", "failed", "void", "withdrawn"]
 EndingName = Literal["stop", "pause"]
-"""Commands that end a run."""
+"""Name of a command that ends a run."""
 
 _NUMBERS = itertools.count()
 """Counter of the commands that this process has sent."""

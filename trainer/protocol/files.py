@@ -56,8 +56,8 @@ def rename(source: Path, target: Path) -> None:
 def staged(target: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path next to `target`; it replaces `target` if the block succeeds, else it is deleted.
 
-    For writers that need a path (safetensors, Pillow). `durable` waits until the data is on the disk to survive a power
-    outage, which takes a fraction of a millisecond on an SSD and up to 50 ms on a hard disk.
+    Intended for writers that need a path (safetensors, Pillow). With `durable`, waits until the data is on the disk, so
+    it survives a power outage; this takes a fraction of a millisecond on an SSD and up to 50 ms on a hard disk.
     """
     temporary = target.parent / f".impasto-{secrets.token_hex(8)}.tmp"
     try:

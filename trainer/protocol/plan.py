@@ -57,7 +57,7 @@ class MemoryAdvice:
     """close: closing these programs frees enough. close_some: closing some may, but the driver reports no sizes.
     free: no program is known to use enough. larger_gpu: closing all programs would not be enough."""
     bytes: int
-    """Bytes that the programs use for `close`, else the bytes to free."""
+    """For `close`, the bytes that the programs use; otherwise, the bytes to free."""
     programs: tuple[str, ...] = ()
 
 

@@ -54,7 +54,7 @@ def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | Non
 
 
 def stop_tracking(process: subprocess.Popen[bytes]) -> None:
-    """Stop tracking a process, because Python warns if the object is collected while the process runs."""
+    """Stop tracking a process; otherwise, Python warns if the object is collected while the process runs."""
     if process.poll() is None:
         process.returncode = 0
 

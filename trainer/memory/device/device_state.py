@@ -31,7 +31,7 @@ class DeviceState:
     correction: Correction
     rate: DeviceSpeed
     uses: tuple[GpuProcess, ...] = ()
-    """Other processes that use its memory."""
+    """Other processes that use the GPU's memory."""
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     """Settings of PyTorch's allocator, without a memory limit."""
 
@@ -82,7 +82,7 @@ class DeviceState:
         )
 
     def to_free(self, missing: int) -> int:
-        """Return how many bytes to free to raise the budget by ``missing``: more, because the margin grows as well."""
+        """Return how many bytes to free to raise the budget by ``missing``: more than that, as the margin grows too."""
         wanted = self.budget + missing
         low, high = missing, 2 * (self.outside + wanted) + self.margin
         while low < high:

@@ -116,7 +116,7 @@ class Simulation:
 
     @property
     def unlimited(self) -> bool:
-        """Return whether the simulation never reached its memory limit."""
+        """Return whether the memory limit never caused a request to be refused."""
         return self.allocator.refused is None
 
     @property

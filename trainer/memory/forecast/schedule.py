@@ -276,7 +276,7 @@ class RunSchedule:
         return [TraceRequest(_as_traced(self.workload, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
-        """Return the seconds of every phase except training over the whole run."""
+        """Return the seconds that the whole run spends in each phase except training."""
         measured = self.counts.validations * self.counts.measured
         return {
             "cache_pictures": self._image_seconds(seconds),

@@ -119,7 +119,7 @@ class Figures:
     """Time and memory of one phase with one fit."""
 
     seconds: float
-    """Seconds over the whole run."""
+    """Seconds that the whole run spends in the phase."""
     bytes: int
     """Peak bytes of live tensors, as requested from the allocator."""
 

@@ -181,7 +181,7 @@ class _Estimate:
         return self.traces.step_summaries(self.reference, self._size.size, 1)
 
     def _seconds(self) -> dict[ForecastPhase, float]:
-        """Return the seconds of all phases but training."""
+        """Return the seconds that the run spends in each phase except training."""
         done, texts = self.counts, text_batch_size(self.workload.fit)
         images, told = done.images + done.later.images, done.texts + done.later.texts
         encoded, forward = self._stage("cache_pictures", "encode"), _forward(self._steps.micro_first)

@@ -27,7 +27,7 @@ SMALLER = 0.85
 # Fits evaluated at most for each alternative to the pick: alternatives are only suggestions.
 LOOKED_AT = 3
 BEFORE_TRAINING: tuple[ForecastPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
-"""Phases whose memory does not depend on the settings that are searched, except loading (on quantization)."""
+"""Phases whose memory does not depend on the searched settings, except that loading depends on quantization."""
 
 
 @dataclass(frozen=True)

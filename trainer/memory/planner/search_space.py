@@ -123,7 +123,7 @@ def _preview_steps(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]
 def _worthwhile(
     now: Checkpointing, sets: Sequence[Checkpointing], need: Callable[[Checkpointing], int]
 ) -> Iterator[Checkpointing]:
-    """Yield the sets larger than ``now`` that save enough compared to the previous one; always include the full set."""
+    """Yield the sets larger than ``now`` that save enough compared to the previous one, and always the full set."""
     least = need(now)
     for more in sets:
         if more == now or not within(now, more):

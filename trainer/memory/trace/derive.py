@@ -72,7 +72,7 @@ def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
 
 
 def scale(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
-    """Return the trace for micro-batches (or a LoRA rank) of ``size`` from those for two other ``sizes``.
+    """Return the trace for micro-batches (or a LoRA rank) of ``size``, derived from those for two other ``sizes``.
 
     Both must have the same events, and all bytes and FLOPs must be a + b * size; otherwise returns None.
     Micro-batches of one image cannot be sources, because PyTorch skips copies for them, and the optimizer's traces
@@ -83,7 +83,7 @@ def scale(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: in
 
 
 def reshape(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], shape: Size) -> MemoryTrace | None:
-    """Return the trace for micro-batches of ``shape`` from those for two other ``shapes`` (width, height).
+    """Return the trace for micro-batches of ``shape`` (width, height), derived from those for two other ``shapes``.
 
     Bytes and FLOPs are a + b * pixels, with two exceptions in flash attention: its buffers in backward are padded to
     whole blocks of tokens, and the FLOPs of self-attention are b * pixels**2. Only shapes whose sides the UNet can

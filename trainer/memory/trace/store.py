@@ -414,7 +414,10 @@ def _find_in(archives: Sequence[Archive], key: str, look: Callable[[Archive, str
 
 
 def evict(folder: Path, suffix: str, most_bytes: int) -> None:
-    """Remove stray temporary files, then the least recently used files until the rest fits or only one is left."""
+    """Remove stray temporary files, then the least recently used files.
+
+    Files are removed until the rest take at most ``most_bytes`` or only one is left.
+    """
     with suppress(OSError):  # tried again the next time
         files.remove_temporary_files(folder, idle=STRAY_SECONDS)
     stamped = []
