@@ -171,7 +171,10 @@ def _new_in(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> 
 
 
 def _extrapolate(sizes: Sequence[int], epochs: int) -> float:
-    """Return the total after all epochs, extrapolated from the totals after each of the first ones (``sizes``)."""
+    """Return the total after all epochs, extrapolated from ``sizes``, the totals after each of the first epochs.
+
+    The total keeps growing at the rate of the second half of ``sizes``.
+    """
     half = len(sizes) // 2
     rate = (sizes[-1] - sizes[half - 1]) / (len(sizes) - half) if half else 0.0
     return sizes[-1] + rate * (epochs - len(sizes))

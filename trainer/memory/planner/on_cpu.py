@@ -233,7 +233,7 @@ class _Estimate:
         return [work for each in summaries for work in each.work if work.stage.startswith(stage)]
 
     def _time(self, work: Iterable[Work], share: float = 1.0) -> float:
-        """Return the seconds of work in fp32 with pixels scaled by ``share``, corrected by finished runs."""
+        """Return the seconds of fp32 work with pixels scaled by ``share``, corrected as finished runs suggest."""
         scaled = [_in_fp32(each, share) for each in work]
         return self.device_state.correction.time_factor * roofline.seconds(scaled, self.device_state.rate)
 
