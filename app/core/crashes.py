@@ -24,7 +24,7 @@ _END_OF_HEADER = "\n\n"
 class CrashLog:
     """Log of the tracebacks of uncaught exceptions and native crashes, in crash.log.
 
-    Create one per app. `notified` is called with the traceback of each caught exception, on the thread that raised it.
+    Create one per app. `notified` is called with the traceback of each exception, on the thread that raised it.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -46,7 +46,7 @@ class CrashLog:
         return text
 
     def install(self) -> None:
-        """Install exception hooks; if the log cannot be written, only the previous hooks and `notified` are called."""
+        """Install the exception hooks; if the log is not writable, they only call the previous hooks and `notified`."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Exceptions may name files whose names are not valid Unicode.
@@ -58,7 +58,7 @@ class CrashLog:
         threading.excepthook = self._on_thread_exception
 
     def uninstall(self) -> None:
-        """Remove the exception hooks, and delete the log if nothing was caught."""
+        """Remove the exception hooks, and delete the log if nothing was logged."""
         sys.excepthook, threading.excepthook = self._previous_hooks
         if self._file is None:
             return

@@ -192,7 +192,7 @@ class Datasets:
             dataset.stop.set()
 
     def refresh(self, near: Iterable[int] = (), whole: bool = False) -> None:
-        """Scan for changes by other programs: check the files of images in `near`, or with `whole` every file.
+        """Scan for changes by other programs: check the files of the images in `near` or, with `whole`, every file.
 
         A scan is cheap enough to run every two seconds; use `whole` when the user returns to the window. A dataset
         whose disk has not responded for `_SILENT` seconds counts as lost until it responds.
@@ -209,7 +209,7 @@ class Datasets:
             self._scan(dataset, names.get(root, {}))
 
     def _watch(self, dataset: _Dataset) -> None:
-        """Report a disk that does not respond (once) and mark its dataset as lost."""
+        """If a dataset's disk does not respond, mark the dataset as lost and report it once."""
         waits = dataset.scanning or dataset.sizing
         if waits and not dataset.lost and time.monotonic() > dataset.answered + _SILENT:
             dataset.silent = True
@@ -436,7 +436,7 @@ class Datasets:
         return found is not None and bool(self.unsaved(found.folder, found.name))
 
     def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
-        """Update a folder's facts, except edited ones, which the next scan reports again."""
+        """Update a folder's facts, except those that the user has edited, which the next scan reports again."""
         ids = dataset.ids.get(folder, {}).values()
         new = {fact for fact in _FACTS if getattr(folder, fact) != getattr(marks, fact)}
         edited = new if not dataset.touched.isdisjoint(ids) else new.intersection(self.unsaved_of_folder(folder))

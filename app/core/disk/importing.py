@@ -32,8 +32,8 @@ class Imported:
 def copy_in(sources: Iterable[Path], target: Path) -> Imported:
     """Copy image files and folders of images into `target`, with their captions and masks.
 
-    If a name is taken, -2, -3 and so on is appended. Files that cannot be copied are reported and skipped; a full disk
-    ends the import.
+    If a name is taken, -2, -3 or a higher number is appended. Files that cannot be copied are reported and skipped, but
+    a full disk ends the import.
     """
     copied, problems, skipped = list[Path](), list[DatasetError](), 0
     taken = _stems(target)

@@ -91,9 +91,9 @@ class Listing:
 
 
 def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda: None) -> Listing:
-    """List a directory with one scan and one stat call per file; raises OSError.
+    """Return a directory's listing, using one scan and one stat call per file; raises OSError.
 
-    `alive` is called as in `iterate_yielding`. As in the trainer, links to folders are not followed, which avoids
+    `alive` is called repeatedly during the scan. As in the trainer, links to folders are not followed, which avoids
     endless loops; links to files are followed only if `links` allows it. Files that vanish during the scan and broken
     or circular links are left out.
     """

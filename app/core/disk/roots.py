@@ -1,4 +1,4 @@
-"""Identify dataset folders, explain why one cannot be opened or reached, and remove closed ones from the library."""
+"""Identify dataset folders, explain why a folder cannot be opened, and remove closed ones from the library."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ImageRemover:
             self._remove_batch()
 
     def finish(self, root: Path) -> None:
-        """Remove the remaining images of this folder, its subfolders and its parents immediately."""
+        """Immediately remove the remaining images of datasets at this folder, below it or above it."""
         known = self._library.images
         remaining = {number: known[number].folder.root for number in self._remaining if number in known}
         affected = {path for path in set(remaining.values()) if path.is_relative_to(root) or root.is_relative_to(path)}

@@ -92,7 +92,7 @@ class Backups:
         self._repairing = threading.Lock()
 
     def path(self, root: str) -> Path:
-        """Return the path of a dataset's backups: a readable name plus a hash that makes it unique."""
+        """Return the path of a dataset's backup database: a readable name plus a hash that makes it unique."""
         name = re.sub(r"[^\w-]+", "-", Path(root).name)[:40].strip("-") or "dataset"
         return self._folder / f"{name}-{hashlib.sha256(root.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.sqlite"
 

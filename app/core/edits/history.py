@@ -96,7 +96,7 @@ class History:
 
     @property
     def busy(self) -> bool:
-        """Return whether a large edit is still being applied; any other call completes it first."""
+        """Return whether a large edit is still being applied; any new action completes it first."""
         return self._running is not None
 
     @property

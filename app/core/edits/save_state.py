@@ -115,7 +115,7 @@ class DiskValue(NamedTuple):
 
     key: Key
     number: int
-    """Journal number of the latest edit to which this value is the answer; later edits take precedence."""
+    """Journal number of the latest edit in the request that was saved; later edits take precedence."""
     found: Value
 
 
@@ -124,8 +124,9 @@ class SaveNotice:
     """A message about saving that is shown once per session and dataset.
 
     `notice.converted`: files were converted to UTF-8. `notice.beside_list`: edited captions from metadata.jsonl were
-    written to .txt files, which take precedence. `notice.recovered`: a session that stopped unexpectedly left edits.
-    `notice.left`: a session that was closed left edits. The last two are sent after all their edits have been tried.
+    written to .txt files, which take precedence. `notice.recovered`: a session that stopped unexpectedly had
+    unsaved edits. `notice.left`: a session that was closed had unsaved edits. The last two are sent after saving has
+    been tried for all of these edits.
     `notice.backups_damaged`: the backup database was damaged and renamed to `file`; a new one was created.
     """
 

@@ -175,7 +175,7 @@ class Saver:
             self._thread.start()
 
     def take(self, requests: Sequence[SaveRequest], *, typing: bool = False) -> None:
-        """Schedule requests that are already in the journal: now, or after a pause if they come from typing."""
+        """Schedule writing requests that are already in the journal: now, or after a pause if they come from typing."""
         with self._changed:
             self._inbox.append(_Arrived(requests, time.monotonic() + self._pause * typing))
             self._changed.notify_all()
@@ -210,7 +210,7 @@ class Saver:
         return self._unsaved(folder, f"{within}/{name}" if within else name, fields)
 
     def unsaved_of_folder(self, folder: Folder) -> Mapping[FolderField, Value]:
-        """Return the unsaved facts of a folder."""
+        """Return the unsaved edits of a folder's facts."""
         fields: tuple[FolderField, ...] = ("repeats", "regularization", "trigger")
         return self._unsaved(folder, self._within(folder), fields)
 
@@ -235,7 +235,7 @@ class Saver:
         return entry.newest if entry else None
 
     def wants_more(self, learned: DiskValue) -> bool:
-        """Return whether a later edit of the same value than `learned` settles is still unsaved."""
+        """Return whether the value has an unsaved edit that is newer than `learned`."""
         with self._changed:
             newest = self._newest(learned.key)
         return newest is not None and newest.number > learned.number
@@ -255,7 +255,7 @@ class Saver:
             self._changed.notify_all()
 
     def flush(self, patience: float = math.inf) -> None:
-        """Wait until all edits made so far are on disk, refused or in conflict; may be called on workers.
+        """Wait until every edit made so far is on disk, refused or in conflict; workers may call it too.
 
         Does not wait for later edits, and gives up if no write finishes for `patience` seconds.
         """
@@ -297,7 +297,7 @@ class Saver:
         return state
 
     def choose(self, theirs: Sequence[Conflict], others: Sequence[SaveRequest]) -> None:
-        """Resolve conflicts: drop the user's values of those in `theirs`, and write the requests in `others`.
+        """Resolve conflicts: drop the user's values of the conflicts in `theirs`, and write the requests in `others`.
 
         The requests must be in the journal already.
         """

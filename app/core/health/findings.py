@@ -97,7 +97,7 @@ class HealthFinding:
 
     @property
     def query(self) -> str:
-        """Return the filter query that shows these images."""
+        """Return the filter query that finds the affected images."""
         return f"problem:{name_of(self.code, self.severity)}"
 
 

@@ -108,7 +108,7 @@ class Health:
         return HealthProgress(judging, self._inspector.pending, len(self._library.images))
 
     def tagged(self, tag: str) -> Set[int]:
-        """Return the images with a tag."""
+        """Return the ids of the images with a tag."""
         return self._index.images_with(tag)
 
     def images_by_finding(self) -> Mapping[str, Set[int]]:
@@ -139,7 +139,7 @@ class Health:
     def start_inspection(self) -> None:
         """Start inspecting files, or retry after a failure.
 
-        Call it after a dataset has been listed, because listing its images is more urgent.
+        Call it only after a dataset has been listed: showing its images is more urgent.
         """
         self._inspector.start()
         self._schedule_report()
@@ -417,14 +417,14 @@ class Health:
         return self._library.images[next(iter(ids))] if len(ids) == 1 else None
 
     def _unbalanced(self) -> frozenset[int]:
-        """Return the images of folders with far fewer samples per epoch than the folder with the most."""
+        """Return the ids of images in folders with far fewer samples per epoch than the largest folder."""
         folders = [(folder, ids) for folder, ids in self.image_index.all("folder").items() if not folder.regularization]  # type: ignore[attr-defined]
         shown = [(len(ids) * (folder.repeats or 1), ids) for folder, ids in folders]  # type: ignore[attr-defined]
         most = max((count for count, _ in shown), default=0)
         return frozenset().union(*(ids for count, ids in shown if count * _UNBALANCED_RATIO < most))
 
     def _underfilled_buckets(self) -> frozenset[int]:
-        """Return the images of buckets with fewer samples per epoch than a batch; none if there is only one bucket."""
+        """Return the ids of images in buckets with less than a batch of samples; none if there is only one bucket."""
         shapes = self.image_index.all("shape")
         assert self._judge is not None
         batch = self._judge.recipe.effective_batch

@@ -94,7 +94,7 @@ class Undo:
         return self._undone[-1].name if self._undone else None
 
     def add(self, name: str, before: Values, after: Values, *, typing: bool = False) -> None:
-        """Add a change; with `typing` it is merged into the previous one of the same name, unless that is sealed."""
+        """Add a change; with `typing`, merge it into the previous one if that has the same name and is not sealed."""
         self._undone.clear()
         if typing and self._is_joinable and self._done and self._done[-1].name == name:
             before = self._done.pop().before

@@ -162,13 +162,13 @@ def not_in_job(draft: Draft, images: Iterable[ImageFolder]) -> list[ImageFolder]
 
 
 def folders(values: Values) -> list[dict[str, Any]]:
-    """Return the stated folders of the dataset; entries that are not tables are skipped."""
+    """Return the dataset folders that a job states, skipping entries that are not tables."""
     listed = value_at(values, FOLDERS)
     return [folder for folder in listed if isinstance(folder, dict)] if isinstance(listed, list) else []
 
 
 def counts(draft: Draft, images: Iterable[ImageFolder]) -> list[int | None]:
-    """Return the image count of each folder of the dataset, in order; None for folders that are not open."""
+    """Return the image count of each folder of the dataset, in order, with None for folders that are not open."""
     known = {_normalized(draft, str(each.path)): each.count for each in images}
     return [known.get(_normalized(draft, str(folder.get("path")))) for folder in folders(draft.values)]
 

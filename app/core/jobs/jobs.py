@@ -143,7 +143,7 @@ class Jobs:
         return path in self._agreed
 
     def shut(self) -> None:
-        """Close the open job and save its changes; if its file cannot be written, save them as a new job of ours."""
+        """Close the open job and save its changes; if its file cannot be written, save them as a new job."""
         draft, self._open = self._open, None
         if draft is not None:
             draft.leave()
@@ -155,7 +155,7 @@ class Jobs:
     def create(
         self, name: str, make: Callable[[str, Path], Mapping[str, Any]], then: Callable[[Path], None], on_error: OnError
     ) -> None:
-        """Create a job of ours and call `then` with its file.
+        """Create a job in our jobs folder and call `then` with its file.
 
         A worker calls `make` to get its values; the arguments are a free name (`name`, with a number if it is taken)
         and the folder of the new file.
@@ -401,7 +401,7 @@ def _rescue(folder: Path, name: str, values: Mapping[str, Any], source: Path, er
 
 
 def _trash(path: Path) -> Path:
-    """Move a job of ours to our trash and return its new path; its folder is removed if it is empty."""
+    """Move a job file in our jobs folder to our trash and return its new path; remove its folder if it is empty."""
     trash = path.parent.parent.parent / "trash" / "jobs"
     try:
         long_path(trash).mkdir(parents=True, exist_ok=True)

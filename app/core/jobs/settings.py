@@ -53,7 +53,7 @@ class Setting:
 
     @property
     def table(self) -> str:
-        """Return the dotted name of its table; "" for the job itself."""
+        """Return the dotted name of the table that contains the key; "" for a top-level key."""
         return self.key.rpartition(".")[0]
 
     @property
@@ -124,7 +124,7 @@ def arguments(kind: Any) -> set[str]:
 
 @lru_cache(maxsize=1)
 def tables() -> dict[str, str]:
-    """Return what each table of a job is for, by its dotted name."""
+    """Return the purpose of each table of a job, by the table's dotted name."""
     return {found.key: found.doc for found in fields(Job) if _is_table(found)}
 
 
