@@ -107,7 +107,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class ScanProgress:
-    """Progress of a scan: images done and images known so far."""
+    """Progress of a scan: number of images done, and of images known so far."""
 
     stage: Stage
     done: int

@@ -181,7 +181,7 @@ def set_caption(images: Iterable[CaptionSnapshot], text: str) -> Edit:
 
 
 def _edit(name: str, images: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, makes: bool = False) -> Edit:
-    """Return an edit of all captions that `rewrite` changes; "{}" in `name` is replaced by their count.
+    """Return an edit of all captions that `rewrite` changes; "{}" in `name` becomes "N captions".
 
     With `makes`, images without a caption are treated as having an empty one.
     """

@@ -70,7 +70,7 @@ def look_at(file: str, most: int) -> FileSeen:
 
 
 def replace_file(file: str, seen: FileSeen, data: bytes, *, durable: bool, within: str | None = None) -> None:
-    """Replace a file atomically if it is still as seen, and read the result back.
+    """Replace a file atomically if it has not changed since it was read, and read the result back.
 
     For a link, its target is written if it is in folder `within`, by default the link's own folder; otherwise
     PermissionError is raised. Raises ChangedMeanwhileError and OSError, after which the file is unchanged unless the
@@ -103,7 +103,7 @@ def _target(link: str, within: str) -> str:
 
 
 def remove_file(file: str, seen: FileSeen) -> None:
-    """Remove a file if it is still as seen; raises ChangedMeanwhileError and OSError."""
+    """Remove a file if it has not changed since it was read; raises ChangedMeanwhileError and OSError."""
     _check(file, seen)
     if seen.data is None:
         return
@@ -183,7 +183,7 @@ def _check(file: str, seen: FileSeen) -> None:
 
 
 def _is(file: str, seen: FileSeen) -> bool:
-    """Return whether a file is as seen, ignoring renames, which change only the status change time."""
+    """Return whether a file is unchanged since it was read; a rename, which alters only the ctime, does not count."""
     try:
         if seen.mark and _mark(os.stat(_system(file)))[:3] == seen.mark[:3]:
             return True
@@ -229,7 +229,7 @@ def _read_back(file: str, data: bytes, number: int) -> None:
 
 
 def _exchange(temporary: str, target: str, seen: FileSeen, data: bytes) -> None:
-    """Swap the names of a temporary file and the target; swap back and raise if the target is not as seen."""
+    """Swap the names of a temporary file and the target; swap back and raise if the target has changed."""
     try:
         _swap(temporary, target)
     except FileNotFoundError as fault:

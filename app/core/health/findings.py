@@ -109,7 +109,7 @@ def name_of(code: str, severity: Severity) -> str:
 def make_finding(
     code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, alone: LibraryImage | None = None
 ) -> HealthFinding:
-    """Return the finding for images with this code; a single image (`alone`) is described by its own problem."""
+    """Return the finding for images with this code; if only one is affected (`alone`), show its own problem."""
     rule = rule_of(code)
     sentence, place = worded(rule, len(ids)), ""
     if alone and alone.problem:

@@ -68,7 +68,7 @@ class SharedIndex:
         self._groups: dict[Hashable, set[int]] = {}
 
     def put(self, image: int, key: Hashable | None) -> None:
-        """Set the value of an image; None removes it from the index."""
+        """Set the value of an image; None removes the image from the index."""
         old = self._key.get(image)
         if key == old:
             return
@@ -83,7 +83,7 @@ class SharedIndex:
                 self.images |= group
 
     def groups(self) -> list[list[int]]:
-        """Return one sorted list of images for each shared value."""
+        """Return one sorted list of image ids for each shared value."""
         return [sorted(group) for group in tuple(self._groups.values())]
 
     def _remove(self, image: int, key: Hashable) -> None:

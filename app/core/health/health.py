@@ -413,7 +413,7 @@ class Health:
         return sort_findings(findings)
 
     def _only_image(self, ids: Set[int]) -> LibraryImage | None:
-        """Return the image if there is exactly one, else None."""
+        """Return the image if `ids` has exactly one, else None."""
         return self._library.images[next(iter(ids))] if len(ids) == 1 else None
 
     def _unbalanced(self) -> frozenset[int]:

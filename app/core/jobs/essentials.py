@@ -79,7 +79,7 @@ def preset_of(draft: Draft, presets: Iterable[PresetEntry]) -> Preset | None:
 
 
 def recipe_called(name: str, presets: Iterable[PresetEntry], family: Family | None) -> Preset | None:
-    """Return the preset called "sdxl/style" or "style"; None if there is none.
+    """Return the preset with this name, such as "sdxl/style" or "style"; None if there is none.
 
     The family is the one in the name, else `family`, else SDXL; if it has no such preset, another family's is returned.
     """

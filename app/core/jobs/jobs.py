@@ -1,4 +1,4 @@
-"""List of jobs: those in the user's jobs folder, and opened files elsewhere."""
+"""List of jobs: those in the user's jobs folder, and job files that the user opened from elsewhere."""
 
 from __future__ import annotations
 
