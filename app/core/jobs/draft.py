@@ -136,7 +136,7 @@ class Draft:
         self.changed: Emitter[frozenset[str]] = Emitter()
         """Emitted with the keys whose values changed; the set is empty if only the verdict or differences changed."""
         self.taken_over: Emitter[None] = Emitter()
-        """Emitted when another program changed the file; its values apply now, and undo restores ours."""
+        """Emitted when the job has taken over another program's change to the file; undo restores the values before."""
         self.secured: Emitter[str] = Emitter()
         """Emitted when a password or token was removed from the base link; the message says where it is now."""
         self.file.own(values)

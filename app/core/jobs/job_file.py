@@ -190,7 +190,7 @@ class JobFile:
 
     @property
     def fault(self) -> JobError | None:
-        """Return the error that prevents writing, if known."""
+        """Return the error for which the last write failed; None if there is none."""
         return self._error
 
     def parse(self, text: str) -> Values:
