@@ -1,4 +1,4 @@
-"""Queue worker: starts an engine for each entry, one at a time per device, and exits when no entry is left."""
+"""Queue worker: starts an engine for each entry, one at a time per device, and exits when nothing is left to run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Worker:
         self._followed: set[str] = set()
 
     def run(self) -> bool:
-        """Run entries until none is left; return False if another worker is running. Raises RunError."""
+        """Run entries until none is left to run; return False if another worker is running. Raises RunError."""
         self._queue.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             try:
@@ -126,7 +126,7 @@ class Worker:
         return codes
 
     def _over(self, reading: QueueSnapshot, stack: contextlib.ExitStack) -> bool:
-        """Return whether no entry is left; if so, release the worker's lock.
+        """Return whether no entry is left to run; if so, release the worker's lock.
 
         Checks and releases under the queue's lock, so that a process that adds an entry sees that no worker is running.
         """

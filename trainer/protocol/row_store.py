@@ -50,7 +50,10 @@ class RowStore:
     """
 
     def __init__(self, file: Path, limit: int) -> None:
-        """Create a store; it opens its file on first use and deletes its oldest values above ``limit`` bytes."""
+        """Create a store that opens its file on first use.
+
+        Above ``limit`` bytes it deletes the values that have not been used for the longest time.
+        """
         self._file, self._limit = file, limit
         self._lock = threading.Lock()
         self._unwritten: dict[bytes, bytes] = {}

@@ -94,7 +94,7 @@ def require_space(folder: Path, size: int) -> None:
 
 
 def as_resumable(error: OSError, folder: Path) -> ResumableError:
-    """Return the error for a failed write, which pauses the run and has a message for users."""
+    """Return the error to raise after a failed write; it pauses the run and has a message for users."""
     if is_disk_full(error):
         return disk_full(folder, "it filled up while writing")
     return ResumableError(

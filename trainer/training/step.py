@@ -88,7 +88,7 @@ class StepModels:
     """Text encoders; empty if all captions are encoded in advance."""
     clip_skip: int | None
     dtype: torch.dtype
-    """Dtype that the UNet computes in; a quantized base does not reveal it."""
+    """Dtype that the UNet computes in; it cannot be read from quantized weights."""
 
 
 def training_step(

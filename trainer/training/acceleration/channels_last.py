@@ -227,7 +227,7 @@ def residual_blocks(unet: Config, size: tuple[int, int], images: int) -> Counter
 def _seconds(
     maps: ResidualShape, unet: Config, kernels: Kernels, device: torch.device, dtype: torch.dtype, clock: Clock
 ) -> tuple[float, float]:
-    """Return the seconds that a block takes forward and backward, in the default format and in channels-last.
+    """Return the seconds for a block's forward and backward together, in the default format and in channels-last.
 
     Raises RuntimeError if the gradients differ.
     """

@@ -69,7 +69,7 @@ class Timing:
     linear: Linear
     direction: Direction
     unquantized: float
-    """Seconds with an unquantized base."""
+    """Seconds with unquantized weights."""
     dequantized: float
     """Seconds with int8 weights that are dequantized first."""
     int8: float

@@ -241,7 +241,7 @@ def _fastest(timed: Iterable[TimedOperation]) -> float:
 def _timed(
     sizes: Sequence[OperationSize], device: torch.device, clock: Clock, bare: float, budget: float
 ) -> tuple[TimedOperation, ...]:
-    """Time every size, within a total of ``budget`` seconds; ``bare`` is the fixed overhead in each timing.
+    """Time every size, within a total of ``budget`` seconds; ``bare`` is the fixed overhead to subtract.
 
     On the CPU the sizes take turns, so that each finds the CPU caches full of other data, as in a training step; a
     convolution repeated back to back takes only 70 % of that time. On a GPU each size is timed separately, because

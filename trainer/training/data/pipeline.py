@@ -122,7 +122,7 @@ def _rate(count: int, seconds: float) -> float:
 
 
 class MemoryLimiter:
-    """Limits the total that threads use at the same time, such as pixels of images being decoded."""
+    """Limits the total amount that threads use at the same time, such as pixels of images being decoded."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit

@@ -63,7 +63,7 @@ class Try:
 
 
 class Recovery:
-    """Runs all work of an attempt so that an out-of-memory error costs time but no image is skipped."""
+    """Runs all work of an attempt so that an out-of-memory error costs only time: no image is skipped."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ def start(
     """Train the job in ``job_path`` from its beginning and return the exit code.
 
     Nothing is written before the job, its base and its dataset have been checked. Without a ``planner``, fit settings
-    that the job leaves open come from a table. ``learn`` is called with the finished run's report, ``made`` with the
+    that the job leaves open get fixed defaults. ``learn`` is called with the finished run's report, ``made`` with the
     run's folder as soon as it exists. ``text`` replaces the content of the job file, which is then not read. Raises
     ImpastoError.
     """
