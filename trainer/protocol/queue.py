@@ -153,7 +153,10 @@ class Queue:
     def add(
         self, job: Path, *, after: float | None = None, hold: bool = False, before: str | None = None
     ) -> Entry:  # fmt: skip
-        """Add a snapshot of a job file at the end, or before another entry; raises JobError if it cannot be read."""
+        """Add an entry with a job file's current content, at the end or before another entry, and return it.
+
+        Raises JobError if the file cannot be read.
+        """
         entry = self.put(new_entry(job, after=after, hold=hold))
         if before is not None:
             self.move(entry.id, before)
@@ -300,7 +303,7 @@ class Queue:
     def record_dead_engines(
         self, outcome: Callable[[Entry], tuple[State, str]], alive: Collection[str] = ()
     ) -> list[Entry]:
-        """Record how the running entries ended whose engine is gone, and return those entries.
+        """Record how entries ended that are marked as running but whose engine is gone, and return them.
 
         `outcome` returns an entry's state and a sentence that says what went wrong. Entries in `alive` have just
         started and may not hold their lock yet, so they are skipped.
@@ -332,7 +335,10 @@ class Queue:
         return self._write(dataclasses.replace(entry, state=state, problem=problem, wish=None, pid=None))
 
     def _end(self, name: str, request: EndRequest, state: State, at_once: tuple[State, ...]) -> Entry:
-        """Store a pause or stop request in a running entry; set `state` at once in an entry with an `at_once` state."""
+        """Store a pause or stop request in a running entry; the worker passes it on to the engine.
+
+        An entry in one of the `at_once` states gets `state` right away. Raises RunError for all others.
+        """
 
         def end(entry: Entry) -> Entry:
             if entry.state == "running":

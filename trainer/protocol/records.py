@@ -28,8 +28,8 @@ _NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
 def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that sets the JSON keys of a dataclass, in the order of its own fields.
 
-    The keys of a base class come first. Put it above `@dataclass`. Never change a key without migrating the files
-    that contain it; attributes may be renamed freely.
+    The keys of a base class come first. Put the decorator above `@dataclass`. Never change a key without migrating the
+    files that contain it; attributes may be renamed freely.
     """
 
     def state(kind: type[T]) -> type[T]:
