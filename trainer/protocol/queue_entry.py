@@ -195,7 +195,7 @@ def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
 
 
 def typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
-    """Return a field that must be of type `kind`; integers count as float. Raises TypeError or KeyError."""
+    """Return a field that must be of type `kind`; an integer is accepted as a float. Raises TypeError or KeyError."""
     value = fields[key]
     if kind is float and type(value) is int:
         value = float(value)

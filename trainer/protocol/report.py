@@ -91,7 +91,7 @@ def write_report(path: Path, report: RunReport) -> None:
 
 
 def read_report(path: Path) -> RunReport:
-    """Return the report in a file; unknown keys, such as a newer version's, are skipped.
+    """Return the report in a file; unknown keys, such as those of a newer version, are skipped.
 
     Raises OSError if the file is missing and UnusableFileError if it is not a report.
     """

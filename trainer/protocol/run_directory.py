@@ -105,7 +105,7 @@ class RunDirectory:
         """Hold the run's lock while its engine runs; raises RunError "run.busy" if another engine holds it.
 
         The system releases the lock however the process ends. The traceback of an unexpected error is written to the
-        console log, and the error is marked with a sentence that says where it is.
+        console log, and the error gets the attribute `traceback_kept`, a sentence that names the log.
         """
         with contextlib.ExitStack() as stack:
             try:

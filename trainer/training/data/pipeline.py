@@ -94,7 +94,7 @@ class Pipeline(Generic[Item, Ready, Result]):
 def _prefetched(
     work: Callable[[Item], Ready], items: Iterable[Item]
 ) -> Generator[tuple[Item, tuple[Ready, float]], None, None]:
-    """Yield each item, in order, with the result of ``work`` and its seconds; one item per thread is started early."""
+    """Yield each item, in order, with the result of ``work`` and its seconds; each thread works one item ahead."""
     started: deque[tuple[Item, Future[tuple[Ready, float]]]] = deque()
     pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")
     try:
@@ -131,7 +131,7 @@ class MemoryLimiter:
 
     @contextmanager
     def hold(self, amount: float) -> Iterator[None]:
-        """Wait until ``amount`` is free, and reserve it inside the block; more than the limit counts as the limit."""
+        """Wait until ``amount``, or the limit if that is lower, is free, and reserve it inside the block."""
         amount = min(amount, self.limit)
         with self._changed:
             self._changed.wait_for(lambda: self._available >= amount)

@@ -46,7 +46,7 @@ class PhaseMemoryMeter:
         self._since = time.monotonic()
 
     def enter(self, phase: ForecastPhase) -> None:
-        """Start a phase, unless it is the current one."""
+        """Start measuring a phase, unless it is the current one; this ends the previous one."""
         if phase == self.phase and phase in self._uses:
             return
         if self._uses:
