@@ -356,7 +356,7 @@ def check_machine(needed_bytes: int) -> None:
 
 
 def move_old_environment() -> None:
-    """Rename `.venv` so that it can be restored; raise SetupError while a run uses it."""
+    """Rename `.venv` so that it can be restored; raise SetupError if a run is using it."""
     if not VENV.exists():
         return
     from trainer.protocol.run_directory import RunDirectory, known_runs

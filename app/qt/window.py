@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _MAX_QUICK_WRITES = 500
 """Maximum number of unsaved edits that closing the window writes at once, to see whether they conflict."""
 _PATIENCE = 2.0
-"""Seconds without progress after which the window stops waiting for these writes."""
+"""Seconds without progress after which the closing window stops waiting for these writes."""
 
 
 class Sidebar(QFrame):
@@ -321,7 +321,7 @@ class Window(QMainWindow):
     # --- inside
 
     def _conflicts_now(self) -> int:
-        """Write the last edits if there are few; return the number of unresolved conflicts."""
+        """Write the unsaved edits if there are only a few; return the number of unresolved conflicts."""
         saver = self.session.saver
         if saver.now.pending <= _MAX_QUICK_WRITES:
             self.session.history.finish()

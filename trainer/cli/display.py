@@ -106,7 +106,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """Plain-line display: all messages, the first start and end of each phase, and progress every ten seconds."""
+    """Plain-line display of all messages, each phase's first start and end, and the progress every ten seconds."""
 
     def __init__(self, stream: TextIO, story: RunProgress) -> None:
         self._stream = stream

@@ -100,7 +100,7 @@ def check_gpu(gpu: Gpu) -> DoctorCheck:
 
 
 def check_uses(gpu: Gpu) -> DoctorCheck:
-    """Check which programs use a GPU, because their memory is not available for training."""
+    """Report which programs use a GPU, and check that half of its memory is free and that it is not busy."""
     others = ", ".join(_use_text(use) for use in gpu.uses) or "no program that the driver reports"
     sentence = f"GPU {gpu.index} is used by: {others}"
     if gpu.free_bytes < gpu.total_bytes // 2:
@@ -113,7 +113,7 @@ def check_uses(gpu: Gpu) -> DoctorCheck:
 
 
 def check_context(gpu: Gpu, context_bytes: int, desktop_bytes: int) -> DoctorCheck:
-    """Check how much memory the CUDA context takes and how much is left for the model."""
+    """Report how much memory the CUDA context takes, and check that enough is left for the model."""
     sentence = (
         f"GPU {gpu.index}: CUDA itself takes about {words.size(context_bytes)} while training; "
         f"{words.size(max(0, gpu.free_bytes - context_bytes))} are left for the model"

@@ -270,7 +270,7 @@ def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
 
 
 def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
-    """Return what overrides the job file: the --recipe preset's recipe, then --set, which takes precedence."""
+    """Return the settings that override the job file: the --recipe preset's, then --set, which takes precedence."""
     if not options.recipe:
         return list(options.set)
     from trainer.config.load import load_job

@@ -198,7 +198,7 @@ def margin(device_state: DeviceState) -> str:
 
 
 def change(changed: RecipeChange) -> str:
-    """Return a recipe change as it would be written in a job file."""
+    """Return a recipe change as assignments, as they would be written in a job file."""
     from trainer.config.toml_file import toml_value
 
     return ", ".join(f"recipe.{key} = {toml_value(value)}" for key, value in changed.keys.items())

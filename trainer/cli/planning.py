@@ -164,7 +164,7 @@ def _fault(request: Request) -> str | None:
 
 
 def serve() -> int:
-    """Answer requests until the input ends."""
+    """Answer plan requests from stdin until it ends; return the exit code."""
     planner = _Planner()
     with planner.traces.with_prefetcher():
         plan_server(planner.answer, sys.stdout, idle=IDLE, on_idle=planner.look_ahead).run(sys.stdin)

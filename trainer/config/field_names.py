@@ -205,5 +205,5 @@ def unsupported(word: str) -> str | None:
 
 
 def _plain(word: str) -> str:
-    """Convert an option ("--network-dim") or metadata key ("ss_network_dim") to a name as in this table."""
+    """Convert an option ("--network-dim") or a metadata key ("ss_network_dim") to the spelling in these tables."""
     return word.strip().lower().lstrip("-").replace("-", "_").removeprefix("ss_")
