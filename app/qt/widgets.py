@@ -56,7 +56,7 @@ class ComboBox(QComboBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # Qt's default also focuses on wheel events
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Select the next value if focused."""
+        """Select the next or previous value, but only if the combo box has the focus."""
         super().wheelEvent(event) if self.hasFocus() else event.ignore()
 
 
@@ -68,7 +68,7 @@ class SpinBox(QSpinBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Step the number if focused."""
+        """Step the number, but only if the spin box has the focus."""
         super().wheelEvent(event) if self.hasFocus() else event.ignore()
 
 
@@ -80,7 +80,7 @@ class DoubleSpinBox(QDoubleSpinBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Step the number if focused."""
+        """Step the number, but only if the spin box has the focus."""
         super().wheelEvent(event) if self.hasFocus() else event.ignore()
 
 
@@ -92,7 +92,7 @@ class Slider(QSlider):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Move the handle if focused."""
+        """Move the handle, but only if the slider has the focus."""
         super().wheelEvent(event) if self.hasFocus() else event.ignore()
 
 
@@ -104,7 +104,7 @@ class DateTimeEdit(QDateTimeEdit):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Step the section under the cursor if focused."""
+        """Step the section under the cursor, but only if the field has the focus."""
         super().wheelEvent(event) if self.hasFocus() else event.ignore()
 
 

@@ -148,7 +148,7 @@ class Adapter:
     table: tuple[Slot, ...]
     """All layers of the base that can carry a LoRA."""
     slots: tuple[Slot, ...]
-    """The trained layers, in the order of the name table."""
+    """The trained layers, in the order of `table`."""
     rank: dict[str, int]
     """Rank of each layer, by kohya name."""
     alpha: dict[str, float]

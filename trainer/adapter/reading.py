@@ -66,7 +66,7 @@ class LoraWeights:
     """Contents of a LoRA file."""
 
     layers: dict[Slot, LoraLayer]
-    """Layers that match the base, in the order of the name table."""
+    """Layers that match the base, in the order of the `table` given to `read_lora`."""
     unmatched: tuple[str, ...]
     """Keys that match no layer of the base and were ignored; callers report them to the user."""
     metadata: dict[str, str]

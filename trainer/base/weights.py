@@ -74,7 +74,7 @@ class StoredTensor:
         return self._after(lambda tensor: tensor[index])
 
     def contiguous(self) -> StoredTensor:
-        """Return itself, because tensors are copied to their destination after reading anyway."""
+        """Return this tensor itself, because tensors are copied to their destination after reading anyway."""
         return self
 
     clone = detach = contiguous
@@ -158,7 +158,7 @@ def _starting(stored: Stored, prefix: str) -> dict[str, StoredTensor]:
 
 
 def _converted(tensors: Mapping[str, StoredTensor | None]) -> Stored:
-    """Drop the tensors that a converter did not find; `require_fitting` reports later which ones are missing."""
+    """Return the tensors that a converter found; `require_fitting` reports later which ones are missing."""
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
@@ -238,7 +238,7 @@ def _check(model: nn.Module, known: Mapping[str, StoredTensor], source: str) -> 
 
 
 def _own(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to the device; copy a slice, so that it does not keep the whole tensor in memory."""
+    """Return the tensor on the device; copy it first if it is a slice, which would keep the whole tensor in memory."""
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor.contiguous().to(device) if whole else tensor.clone(memory_format=torch.contiguous_format).to(device)
 
