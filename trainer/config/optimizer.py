@@ -123,7 +123,7 @@ class ProdigyConfig(Section):
 
 
 class ScheduleFreeConfig(Section):
-    """Schedule-Free AdamW: needs no learning rate schedule; use constant."""
+    """Schedule-Free AdamW: needs no learning rate schedule; set it to constant."""
 
     name: Literal["schedulefree"] = "schedulefree"
     """Schedule-Free AdamW, from schedulefree."""

@@ -110,12 +110,12 @@ class CacheKeys:
 
 
 def text_bytes(token_chunks: int, widths: Iterable[int]) -> int:
-    """Return the maximum bytes of a cached caption (fp32) for encoders with these hidden sizes."""
+    """Return the maximum size in bytes of a cached caption (fp32) for text encoders with these hidden sizes."""
     return (token_chunks + 2) * sum(widths) * FLOAT_BYTES
 
 
 def latent_bytes(bucket: tuple[int, int], *, masked: bool) -> int:
-    """Return the bytes of one image's cached latents, and of its mask, in a bucket (width, height).
+    """Return the size in bytes of an image's cached latents, with its mask if ``masked``, for a (width, height) bucket.
 
     Mean and standard deviation have 4 channels each, and a mask has 1; all are fp32 at latent size.
     """

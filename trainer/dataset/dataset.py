@@ -245,7 +245,7 @@ def read_dataset(
 def _hold_out(
     images: Sequence[ImageRecord], groups: Iterable[Sequence[int]], dataset: DatasetConfig
 ) -> list[ImageRecord]:
-    """Return the images with some held out for validation; a validation folder replaces the automatic share."""
+    """Return the images, some of them held out for validation; with a validation folder, "auto" holds out none."""
     share = dataset.validation_share
     if share == "auto" and any(image.kind == "validation" for image in images):
         return list(images)
@@ -257,7 +257,7 @@ def _hold_out(
 
 
 def write_listing(path: Path, images: Iterable[ImageRecord]) -> None:
-    """Write the listing atomically."""
+    """Write the listing of ``images`` atomically."""
     write_text(path, "".join(_line(image) + "\n" for image in images))
 
 

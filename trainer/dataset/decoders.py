@@ -109,7 +109,7 @@ class DecoderPool:
             self._turn(decoder, asks=found is None)
 
     def _turn(self, decoder: _Decoder, *, asks: bool) -> None:
-        """Add ``decoder`` to the queue if it ``asks`` to decode a large image, else remove it; start the first one.
+        """Update the queue for large images: add ``decoder`` if it ``asks``, else remove it; let the first one decode.
 
         Only one large image is decoded at a time.
         """

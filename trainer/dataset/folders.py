@@ -129,7 +129,7 @@ def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -
 
 
 def image_files(folder: Path, recursive: bool = False, links: Links | None = None) -> list[Path]:
-    """Return a folder's images sorted by name, optionally with subfolders; raises DatasetError as a scan does.
+    """Return a folder's images sorted by name, with subfolders if ``recursive``; raises DatasetError as a scan does.
 
     If `links` is None, only links to places in the folder itself are followed.
     """

@@ -90,7 +90,7 @@ def inspection_cache() -> Iterator[InspectionCache]:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the compressed data in a PNG file contains at least the bytes of all rows.
+    """Return whether the image data in a PNG file decompresses to at least the bytes of all rows.
 
     The decompressed data is discarded, so memory use stays at 1 MB regardless of the header. Raises OSError, zlib.error
     and struct.error.
@@ -109,7 +109,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
-    """Return the bytes of all rows, each including its filter byte."""
+    """Return the size in bytes of all rows of a PNG image, each including its filter byte."""
     total = 0
     for left, top, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
         columns, rows = -(-(width - left) // across), -(-(height - top) // down)

@@ -376,7 +376,7 @@ def identify_base(path: Path) -> BaseIdentity:
 
 
 def decide_process(config: BaseConfig, identity: BaseIdentity) -> tuple[Prediction, bool]:
-    """Return what a base predicts and whether it has zero terminal SNR, as set in the job or else identified.
+    """Return what a base predicts and whether it has zero terminal SNR, as set in the job, else as identified.
 
     Raises BaseModelError, which names the job key to set, if neither decides it.
     """

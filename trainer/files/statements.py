@@ -117,7 +117,9 @@ YAML: Mapping[str, StatementRule] = {
     "ztsnr": _ZERO_SNR,
     "zsnr": _ZERO_SNR,
 }
-"""Keys in the .yaml next to a single file; for `scaling`, `discretization` and `sampling`, a class name."""
+"""Keys in the .yaml next to a single file that state the training process.
+
+The values of `scaling`, `discretization` and `sampling` are class names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,8 @@ def preset_of_job(
 ) -> CreatedPreset:
     """Create a preset from a job, either as written or as frozen in a run.
 
-    ``triggers`` are trigger words found in the dataset, in addition to the job's; ``image`` is base64 from
-    ``make_preview``. Folders, images, paths and machine-specific fit keys are left out.
+    ``triggers`` are trigger words found in the dataset, in addition to the job's; ``image`` is the base64
+    text that ``make_preview`` returns. Folders, images, paths and machine-specific fit keys are left out.
     """
     stated = [folder.trigger for folder in job.dataset.folders if folder.trigger and folder.kind == "train"]
     fit = job.fit.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=set(MACHINE_KEYS))

@@ -32,7 +32,7 @@ from trainer.memory.allocator.settings import AllocatorSettings
 MIB = 2**20
 
 SMALLEST_BLOCK = 512
-"""Bytes of which every block size is a multiple (kMinBlockSize)."""
+"""Every block size is a multiple of this many bytes (kMinBlockSize)."""
 LARGEST_SMALL = MIB
 """Largest block size in the small pool, in bytes (kSmallSize); the pools never share a segment."""
 SMALL_SEGMENT = 2 * MIB

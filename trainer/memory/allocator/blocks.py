@@ -51,7 +51,7 @@ class AllocatorSnapshot:
 
     @property
     def largest_free(self) -> int:
-        """Return the bytes of the largest block that can be allocated without memory from the driver."""
+        """Return the size in bytes of the largest block that can be allocated without more memory from the driver."""
         free = (block.bytes for segment in self.segments for block in segment.blocks if block.requested is None)
         return max(free, default=0)
 
@@ -100,7 +100,7 @@ class BlockTable:
 
     def __init__(self) -> None:
         self.reserved = 0
-        """Bytes of all segments (torch.cuda.memory_reserved)."""
+        """Total bytes of all segments (torch.cuda.memory_reserved)."""
         self._blocks: dict[int, Block] = {}
 
     def _file(self, block: Block) -> None:

@@ -99,7 +99,7 @@ class Replayed:
         return (*earlier, *(trace.storages[index] for index in np.flatnonzero(born)))
 
     def timeline(self, samples: int) -> tuple[tuple[int, int], ...]:
-        """Return the maximum bytes (allocated, reserved) in at most ``samples`` equal intervals of events."""
+        """Return the maximum bytes (allocated, reserved) in each of up to ``samples`` equal intervals of events."""
         allocated = np.concatenate([np.zeros(0, np.int64), *(played.allocated for played in self.played)])
         reserved = np.concatenate([np.zeros(0, np.int64), *(played.reserved for played in self.played)])
         count = min(samples, len(allocated))

@@ -98,7 +98,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Data from one finished run."""
+    """Data about one finished run that corrections are computed from."""
 
     gpu: str
     system: str
@@ -196,7 +196,7 @@ def _pruned(found: list[Any]) -> list[Any]:
 
 
 def _evidence(found: Any) -> _Evidence | None:
-    """Return the data from a report; None if the report cannot be read."""
+    """Return the data that corrections need from a report; None if the report cannot be read."""
     try:
         report = report_from(found)
         measured, forecast = _times(report)
