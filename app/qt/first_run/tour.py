@@ -312,7 +312,8 @@ class Tour(QObject):
                 sentence = self.tr("Could not copy the demo's images: {why}.")
                 self._notices.show_notice(sentence.format(why=fault), "error")
 
-        self._session.tasks.run(work, while_alive(self, then), handle_only((ImpastoError, OSError), failed))
+        errors = handle_only((ImpastoError, OSError), while_alive(self, failed))
+        self._session.tasks.run(work, while_alive(self, then), errors)
 
 
 def _tr(text: str) -> str:

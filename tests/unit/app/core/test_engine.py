@@ -52,8 +52,8 @@ def until(posted, so):
 
 
 def test_a_request_longer_than_a_pipe_holds_waits_for_nobody(child, gate, posted):
-    child.ask({"id": 1, "words": "x" * 1_000_000})
-    child.ask({"id": 2})
+    child.send({"id": 1, "words": "x" * 1_000_000})
+    child.send({"id": 2})
     assert child.answers == []  # and yet here we are: the child has read nothing
     gate.touch()
     until(posted, lambda: len(child.answers) == 2)
@@ -62,7 +62,7 @@ def test_a_request_longer_than_a_pipe_holds_waits_for_nobody(child, gate, posted
 
 
 def test_a_child_that_never_reads_can_be_ended(child):
-    child.ask({"id": 1, "words": "x" * 1_000_000})
+    child.send({"id": 1, "words": "x" * 1_000_000})
     threads = child._threads
     child.close()
     assert not any(thread.is_alive() for thread in threads)
@@ -70,13 +70,13 @@ def test_a_child_that_never_reads_can_be_ended(child):
 
 
 def test_leaving_a_child_does_not_wait_for_its_end(child, monkeypatch):
-    child.ask({"id": 1})
+    child.send({"id": 1})
     left, threads = child._process, child._threads
     with monkeypatch.context() as patched:
         patched.setattr(left, "kill", lambda: None)  # one that takes its time to end
         child.stop()
         assert left.poll() is None
-        child.ask({"id": 2})
+        child.send({"id": 2})
     assert child._process is not left
     left.kill()
     child.close()
@@ -87,16 +87,16 @@ def test_leaving_a_child_does_not_wait_for_its_end(child, monkeypatch):
 
 def test_a_child_that_died_is_told_once_and_started_anew_by_the_next_request(child, gate, posted):
     gate.touch()
-    child.ask({"id": 1, "end": True})
+    child.send({"id": 1, "end": True})
     until(posted, lambda: child.ends)
     assert child.ends == ["no more"]
-    child.ask({"id": 2})
+    child.send({"id": 2})
     until(posted, lambda: child.answers)
     assert child.answers[0]["id"] == 2
     first = child._process
     first.kill()
     first.wait(PATIENCE)
-    child.ask({"id": 3})  # before anybody was told
+    child.send({"id": 3})  # before anybody was told
     until(posted, lambda: len(child.answers) == 2)
     assert child.answers[1]["id"] == 3
     assert child._process is not first
