@@ -35,7 +35,7 @@ REPLACED = {
     r"ladder": "fallback steps",
     r"behind it|stand(s)? (here|behind|below|above)": "after it, appears",
     r"will not do|would not do": "cannot be used",
-    r"colou[r](s|ed)?|behavio[u]r|favou[r]ite|cent[r]ed?|licen[c]e|gre[y]": "American spelling",
+    r"colou[r](s|ed)?|behav[i]our|favou[r]ite|cent[r]ed?|licen[c]e|gre[y]": "American spelling",
     r"\w*(quantis|initialis|normalis|regularis|organis|recognis|customis|summaris|optimis)\w*": "American spelling",
 }
 """Patterns of replaced words, with what to write instead."""

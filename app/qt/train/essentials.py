@@ -147,7 +147,6 @@ class OutputRow(QWidget):
 class Essentials(QWidget):
     """Grid of the essential settings, with labels on the left and editors on the right."""
 
-
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
