@@ -204,7 +204,7 @@ def attach(
         raise JobError(
             "recipe.nothing_trained",
             "Every learning rate is zero, so nothing would be trained.",
-            "Set recipe.learning_rate (1e-4 is usual) or the learning rate of a text encoder above zero.",
+            "Set recipe.learning_rate (typically 1e-4) or the learning rate of a text encoder above zero.",
         )
     adapter = Adapter(
         table=table,
