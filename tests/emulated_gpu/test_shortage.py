@@ -17,7 +17,7 @@ steps = 2
 effective_batch = 1
 resolution = 1024
 rank = 4
-pictures = {max_upscale = 16.0}
+images = {max_upscale = 16.0}
 [fit]
 device = "cuda"
 threads = 1

@@ -17,7 +17,7 @@ steps = 3
 effective_batch = 6
 resolution = 512
 rank = 4
-pictures = {max_upscale = 16.0}
+images = {max_upscale = 16.0}
 [fit]
 device = "cuda"
 threads = 1
