@@ -106,7 +106,7 @@ def test_nothing_is_timed_without_the_cap(emulated_gpu: EmulatedGpu, tiny_job: C
         "        return real(*words, **named)\n"
         "    return note\n"
         "throughput.measure_rate = noting(throughput.measure_rate)\n"
-        "attention_autotune.race = noting(attention_autotune.race)\n"
+        "attention_autotune.autotune = noting(attention_autotune.autotune)\n"
         "code = main(['train', sys.argv[1]])\n"
         "assert code == 0 and len(shares) == 2 and all(0 < share < 1 for share in shares), (code, shares)\n"
     )
