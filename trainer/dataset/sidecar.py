@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from trainer.errors import DatasetError, plain_reason
 from trainer.protocol.files import write_text
 from trainer.protocol.reading import UnusableFileError, parse_json, read_text, reason_of
+from trainer.protocol.records import renamed
 
 FILE_NAME = "impasto.jsonl"
 
@@ -46,10 +47,8 @@ class FolderSettings(_Line):
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, data: Any) -> Any:
-        """Accept `regularisation`, which version 0.1.0 wrote."""
-        if isinstance(data, dict) and "regularisation" in data and "regularization" not in data:
-            return {("regularization" if key == "regularisation" else key): value for key, value in data.items()}
-        return data
+        """Accept the former name of a setting."""
+        return renamed(data, "folder")
 
 
 class ImageSettings(_Line):

@@ -155,8 +155,9 @@ RENAMED_KEYS: Mapping[str, str] = {
     "licence": "license",
     "card": "gpu",
     "preview.picture": "image",
+    "folder.regularisation": "regularization",
 }
-"""New last part of each renamed key in jobs and presets, by the former dotted key (without list indices)."""
+"""New last part of each renamed key in jobs, presets and folder settings, by its former dotted key without indices."""
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {"dataset.folders.kind": {"regularisation": "regularization"}}
 """Current names of renamed values, by the key's former dotted name and the former value."""
 

@@ -40,6 +40,7 @@ from trainer.protocol import locks
 from trainer.protocol.files import replace as replace_file
 from trainer.protocol.files import write_bytes
 from trainer.protocol.reading import parse_json, read_bytes
+from trainer.protocol.records import RENAMED_KEYS
 
 _log = logging.getLogger(__name__)
 _FIELDS = frozenset((*get_args(Field), *get_args(FolderField)))
@@ -292,7 +293,7 @@ def _checked(entry: Any) -> Any:
 
 def _present(field: str) -> str:
     """Return the current name of a field that may have been written by version 0.1.0."""
-    return "regularization" if field == "regularisation" else field
+    return RENAMED_KEYS.get(f"folder.{field}", field)
 
 
 def _request(root: str, number: int, change: list[Any]) -> SaveRequest:

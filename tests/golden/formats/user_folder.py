@@ -31,14 +31,14 @@ from app.core.settings.preferences import (
     Settings,
     StartupPreferences,
 )
-from app.core.settings.recent import RecentFolders
+from app.core.settings.recent import RecentFolders, remember_welcome, write_window_state
 from app.core.tasks import Tasks
 from trainer.base.fetch import _Download, _remember
 from trainer.config.credentials import safe_link
 from trainer.dataset.inspection import ImageFacts, InspectionCache
 from trainer.files.weights import sha256_file
 from trainer.memory.device.calibration import learn
-from trainer.memory.forecast.results import OomResult
+from trainer.memory.forecast.results import OomResult, ResultStore
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work
 from trainer.memory.trace.store import TraceStore
 from trainer.protocol.forecast import Peak, PhaseForecast
@@ -131,8 +131,8 @@ def _write_settings(root: Path) -> None:
         for number in (2, 1):
             kept.put_first(what, f"{root}/{what}/{number}")
     kept.settle()
-    recent.write_window_state({"geometry": "AdnQ", "said.queue": "yes"} | dict.fromkeys(SPLITTERS, "AAAA"))
-    recent.remember_welcome()
+    write_window_state({"geometry": "AdnQ", "said.queue": "yes"} | dict.fromkeys(SPLITTERS, "AAAA"))
+    remember_welcome()
     tasks = Tasks(_post)
     memory = SeenRuns(tasks)
     memory.keep(Unfinished(frozenset({root / "runs" / "sample"}), frozenset({"0123abcd"})))
@@ -210,8 +210,9 @@ def _write_caches(root: Path) -> None:
         phase="cache_pictures", allocated=100, reserved=200, host=300, seconds=4.5, timeline=((10, 20), (90, 100)),
         peaks=(Peak("decoding", "vae.decoder", "forward", 90, {"weights": 50}, (("vae.decoder", 30),)),),
     )  # fmt: skip
-    traces.outcomes.save("result", (outcome,))
-    traces.outcomes.save_oom("result", OomResult(1000, 2000, "first_step", (0, 2)))
+    results = ResultStore.beside(traces)
+    results.save("result", (outcome,))
+    results.save_oom("result", OomResult(1000, 2000, "first_step", (0, 2)))
 
 
 def _write_thumbnail(root: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -361,16 +361,15 @@ class Received:
 
 def receive_file(path: Path) -> Received:
     """Read a preset file or an image that contains a preset; raise JobError for anything else."""
-    return _received(lambda: load_preset_or_image(path))
+    return _received(load_preset_or_image(path))
 
 
 def receive_text(text: str, source: str) -> Received:
     """Read a pasted preset; raise JobError for anything else. `source` names the text in errors."""
-    return _received(lambda: read_pasted(text, source))
+    return _received(read_pasted(text, source))
 
 
-def _received(read: Callable[[], Preset]) -> Received:
-    preset = read()
+def _received(preset: Preset) -> Received:
     file = presets_folder() / "arriving" / "preset.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(file, dump_preset(preset.replaced(preview=None)), durable=False)
