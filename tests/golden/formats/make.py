@@ -366,7 +366,7 @@ PRESETS: dict[str, dict[str, object]] = {
     "recipe": {"recipe": {"rank": 8, "learning_rate": 2e-4, "objective": {"min_snr_gamma": 5.0}}},
     "fit": {
         "fit": {"quantize": "int8", "allow_quantized": True, "micro_batch": 2, "gradient_checkpointing": ["mid_block"]},
-        "card": {"gigabytes": 12.0, "name": "NVIDIA GeForce RTX 3060", "bf16": True},
+        "gpu": {"gigabytes": 12.0, "name": "NVIDIA GeForce RTX 3060", "bf16": True},
     },
     "both": {
         "recipe": {"rank": 8, "captions": {"shuffle": True}},
@@ -455,7 +455,7 @@ def write_presets(folder: Path) -> None:
     }
     small = BytesIO()
     Image.new("RGB", (8, 8), (200, 100, 50)).save(small, "PNG")
-    preview = {"picture": base64.b64encode(small.getvalue()).decode("ascii")}
+    preview = {"image": base64.b64encode(small.getvalue()).decode("ascii")}
     for name, more in PRESETS.items():
         preset = Preset.model_validate({**whole, **more, "preview": preview})
         files.write_text(folder / f"{name}.toml", dump_preset(preset))
