@@ -51,7 +51,7 @@ ADVICE_CODES: tuple[AdviceCode, ...] = get_args(AdviceCode)
 @json_keys("code", "bytes", "programs")
 @dataclass(frozen=True, slots=True)
 class MemoryAdvice:
-    """Advice on how to free the GPU memory that a plan lacks."""
+    """Advice on how to free the additional GPU memory that a plan needs."""
 
     code: AdviceCode
     """close: closing these programs frees enough. close_some: closing some may, but the driver reports no sizes.

@@ -373,7 +373,7 @@ class Draft:
 
 
 def _drop_excluded(values: Values, key: str) -> None:
-    """Remove keys that a new value rules out: other length settings, or arguments that a new optimizer lacks."""
+    """Remove keys that a new value rules out: other length settings, or arguments of the former optimizer."""
     table, _, name = key.rpartition(".")
     if table == "recipe" and name in LENGTH_KEYS:
         for other in LENGTH_KEYS:

@@ -220,7 +220,7 @@ class JobFile:
     def settle(self, then: Callable[[JobError | None], None]) -> None:
         """Call `then` with None when all values are written, or with the error if writing fails.
 
-        A write that has already failed is tried once more first.
+        A write that has already failed is first repeated.
         """
         if not self.unsaved:
             then(None)

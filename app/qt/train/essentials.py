@@ -27,7 +27,7 @@ from trainer.config.presets.preset import Preset
 from trainer.config.resolve import resolve_length
 
 _MEASURES = {
-    "images_seen": QT_TRANSLATE_NOOP("Train", "images shown"),
+    "images_seen": QT_TRANSLATE_NOOP("Train", "images seen"),
     "epochs": QT_TRANSLATE_NOOP("Train", "epochs"),
     "steps": QT_TRANSLATE_NOOP("Train", "steps"),
 }

@@ -223,7 +223,7 @@ def fallback(changes: Mapping[str, Any]) -> str:
 
 
 def too_large(missing: int, advice: MemoryAdvice | None) -> str:
-    """Return a sentence about how much memory a plan lacks and what to do about it; "" without advice."""
+    """Return a sentence about how far a plan exceeds the memory and what to do about it; "" without advice."""
     if advice is None:
         return ""
     words = QCoreApplication.translate("Forecast", ADVICE[advice.code])

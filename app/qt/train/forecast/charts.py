@@ -289,8 +289,8 @@ class MemoryBar(QWidget):
         self.pieces = pieces(answer, plan)
         self._limit = gpu.total - gpu.free + plan.forecast.outside + gpu.budget
         self._total = max(gpu.total, sum(piece.bytes for piece in self.pieces))
-        told = [f"{piece.name} {words.gigabytes(piece.bytes)}" for piece in self.pieces]
-        self.setAccessibleDescription(", ".join(told))
+        texts = [f"{piece.name} {words.gigabytes(piece.bytes)}" for piece in self.pieces]
+        self.setAccessibleDescription(", ".join(texts))
         self.updateGeometry()
         self.update()
 

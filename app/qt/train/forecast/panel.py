@@ -145,8 +145,8 @@ class GpuChooser(QWidget):
         free = self.tr("{free} of {total} free.").format(
             free=words.gigabytes(gpu.free_bytes), total=words.gigabytes(gpu.total_bytes)
         )
-        told = [f"{use.name} {words.gigabytes(use.bytes)}" if use.bytes else use.name for use in gpu.uses[:_NAMES]]
-        others = self.tr("Also in use by {programs}.").format(programs=", ".join(told)) if told else ""
+        texts = [f"{use.name} {words.gigabytes(use.bytes)}" if use.bytes else use.name for use in gpu.uses[:_NAMES]]
+        others = self.tr("Also in use by {programs}.").format(programs=", ".join(texts)) if texts else ""
         return f"{free} {others}".strip()
 
 
