@@ -234,14 +234,14 @@ def test_broken_toml_names_line_and_mistake(tmp_path: Path, text: str, expected:
     assert "line" in error.remedy or "end of the file" in error.remedy
 
 
-def test_endless_number_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text("a = " + "9" * 5000, encoding="utf-8")
-    assert "a number has thousands of digits" in complaint(tmp_path / "job.toml").sentence
-
-
-def test_endless_nesting_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text("a = " + "[" * 100_000, encoding="utf-8")
-    assert "nested" in complaint(tmp_path / "job.toml").sentence
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a = " + "9" * 5000, "a number has thousands of digits"), ("a = " + "[" * 100_000, "nested")],
+    ids=["endless number", "endless nesting"],
+)
+def test_what_has_no_end_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    assert expected in complaint(tmp_path / "job.toml").sentence
 
 
 FILES = {

@@ -1,5 +1,6 @@
 """A frozen job holds every value that the run needs, chosen for its base, dataset and machine."""
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -79,84 +80,130 @@ def test_resolving_twice_changes_nothing(family: Any, machine: Machine, length: 
     assert resolved(once, family=family, machine=machine, samples=21) == once
 
 
-def test_base_facts_are_frozen() -> None:
-    base = resolved(job(), family="sdxl", prediction="v", zero_terminal_snr=True).base
-    assert (base.family, base.prediction, base.zero_terminal_snr) == ("sdxl", "v", True)
+# The keys of a job, what is known of its base and machine, and what the frozen job then has under some keys.
+SETTLED: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
+    "base facts are frozen": (
+        [],
+        {"family": "sdxl", "prediction": "v", "zero_terminal_snr": True},
+        {"base.family": "sdxl", "base.prediction": "v", "base.zero_terminal_snr": True},
+    ),
+    "SD 1.5 has its resolution and buckets": (
+        [],
+        {"family": "sd15"},
+        {"recipe.resolution": 512, "recipe.images.bucket_min": 256, "recipe.images.bucket_max": 1024},
+    ),
+    "SDXL has its resolution and buckets": (
+        [],
+        {"family": "sdxl"},
+        {"recipe.resolution": 1024, "recipe.images.bucket_min": 512, "recipe.images.bucket_max": 2048},
+    ),
+    "bucket limits are multiples of the step": (
+        ["recipe.resolution=136", "recipe.images.bucket_step=64"],
+        {},
+        {"recipe.images.bucket_min": 64, "recipe.images.bucket_max": 256},
+    ),
+    "bucket limits are never nothing": (
+        ["recipe.resolution=96", "recipe.images.bucket_step=64"],
+        {},
+        {"recipe.images.bucket_min": 64, "recipe.images.bucket_max": 192},
+    ),
+    "bucket limits may be the resolution itself": (
+        ["recipe.images.bucket_min=512", "recipe.images.bucket_max=512", "recipe.images.bucket_step=512"],
+        {},
+        {"recipe.images.bucket_min": 512, "recipe.images.bucket_max": 512},
+    ),
+    "ranks and alphas follow the recipe": (
+        ["recipe.rank=8", "recipe.alpha=4", "recipe.text_encoder.rank=2"],
+        {},
+        {
+            "recipe.text_encoder.rank": 2,
+            "recipe.text_encoder.alpha": 4.0,
+            "recipe.text_encoder_2.rank": 8,
+            "recipe.conv_rank": 8,
+            "recipe.conv_alpha": 4.0,
+        },
+    ),
+    "rhythms are spread over the run": (
+        ["recipe.steps=1000"],
+        {},
+        {
+            "report.previews.every": 200,
+            "report.validation.every": 100,
+            "report.saving.every_steps": 100,
+            "report.saving.checkpoint_every": 100,
+        },
+    ),
+    "a long run has a checkpoint every 500 steps": (
+        ["recipe.steps=20000"],
+        {},
+        {"report.saving.every_steps": 2000, "report.saving.checkpoint_every": 500},
+    ),
+    "a short run reports on every step": (
+        ["recipe.steps=3"],
+        {},
+        {"report.previews.every": 1, "report.validation.every": 1, "report.saving.every_steps": 1},
+    ),
+    "saving by epochs becomes steps": (
+        ["report.saving.every_epochs=3"],
+        {"samples": 10},  # in batches of 4: 3 steps an epoch
+        {"report.saving.every_steps": 9, "report.saving.every_epochs": None},
+    ),
+    "the CPU is exact": (
+        ["recipe.effective_batch=6", "fit.deterministic=false"],
+        {},
+        {
+            "fit.device": "cpu",
+            "fit.dtype": "fp32",
+            "fit.quantize": "none",
+            "fit.gradient_checkpointing": "none",
+            "fit.micro_batch": 4,
+            "fit.threads": 6,
+            "fit.deterministic": True,
+        },
+    ),
+    "a small effective batch is one micro-batch on the CPU": (["recipe.effective_batch=2"], {}, {"fit.micro_batch": 2}),
+    "without a plan a GPU gets what needs least and is not quantized": (
+        [],
+        {"family": "sdxl", "machine": card(8)},
+        {
+            "fit.quantize": "none",
+            "fit.gradient_checkpointing": "full",
+            "fit.micro_batch": 1,
+            "fit.device": "cuda:0",
+            "fit.dtype": "bf16",
+            "fit.deterministic": False,
+        },
+    ),
+    "GPUs without bf16 compute in fp16": ([], {"machine": card(8, bf16=False)}, {"fit.dtype": "fp16"}),
+    "a stated fit is kept": (
+        ["fit.quantize=nf4", "fit.micro_batch=3", "fit.dtype=fp32"],
+        {"machine": card(24)},
+        {"fit.quantize": "nf4", "fit.micro_batch": 3, "fit.dtype": "fp32"},
+    ),
+    "the device cuda is the GPU of the machine": (["fit.device=cuda"], {"machine": card(24)}, {"fit.device": "cuda:0"}),
+    "a job for the CPU has its dtype beside a GPU, too": (
+        ["fit.device=cpu"],
+        {"machine": card(24)},
+        {"fit.dtype": "fp32"},
+    ),
+    "a micro-batch is no larger than the effective batch": (
+        ["fit.micro_batch=9"],
+        {"machine": card(24)},
+        {"fit.micro_batch": 4},
+    ),
+}
 
 
-@pytest.mark.parametrize(("family", "side", "limits"), [("sd15", 512, (256, 1024)), ("sdxl", 1024, (512, 2048))])
-def test_resolution_and_buckets_follow_the_family(family: Any, side: int, limits: tuple[int, int]) -> None:
-    recipe = resolved(job(), family=family).recipe
-    assert recipe.resolution == side
-    assert (recipe.images.bucket_min, recipe.images.bucket_max) == limits
-
-
-def test_bucket_limits_are_multiples_of_the_step_and_never_nothing() -> None:
-    pictures = resolved(job("recipe.resolution=136", "recipe.images.bucket_step=64")).recipe.images
-    assert (pictures.bucket_min, pictures.bucket_max) == (64, 256)
-    pictures = resolved(job("recipe.resolution=96", "recipe.images.bucket_step=64")).recipe.images
-    assert (pictures.bucket_min, pictures.bucket_max) == (64, 192)
-
-
-def test_bucket_limits_may_be_the_resolution_itself() -> None:
-    limits = ("recipe.images.bucket_min=512", "recipe.images.bucket_max=512", "recipe.images.bucket_step=512")
-    pictures = resolved(job(*limits)).recipe.images
-    assert (pictures.bucket_min, pictures.bucket_max) == (512, 512)
-
-
-def test_ranks_and_alphas_follow_the_recipe() -> None:
-    recipe = resolved(job("recipe.rank=8", "recipe.alpha=4", "recipe.text_encoder.rank=2")).recipe
-    assert (recipe.text_encoder.rank, recipe.text_encoder.alpha) == (2, 4.0)
-    assert (recipe.text_encoder_2.rank, recipe.conv_rank, recipe.conv_alpha) == (8, 8, 4.0)
-
-
-def test_rhythms_are_spread_over_the_run() -> None:
-    report = resolved(job("recipe.steps=1000")).report
-    assert (report.previews.every, report.validation.every) == (200, 100)
-    assert (report.saving.every_steps, report.saving.checkpoint_every) == (100, 100)
-    long = resolved(job("recipe.steps=20000")).report.saving
-    assert (long.every_steps, long.checkpoint_every) == (2000, 500)
-    short = resolved(job("recipe.steps=3")).report
-    assert (short.previews.every, short.validation.every, short.saving.every_steps) == (1, 1, 1)
-
-
-def test_saving_by_epochs_becomes_steps() -> None:
-    saving = resolved(job("report.saving.every_epochs=3"), samples=10).report.saving
-    assert (saving.every_steps, saving.every_epochs) == (9, None)  # 10 pictures in batches of 4: 3 steps an epoch
+@pytest.mark.parametrize(("overrides", "facts", "expected"), SETTLED.values(), ids=SETTLED.keys())
+def test_what_is_left_open_is_settled(overrides: list[str], facts: dict[str, Any], expected: dict[str, Any]) -> None:
+    frozen = resolved(job(*overrides), **facts)
+    assert {key: attrgetter(key)(frozen) for key in expected} == expected
 
 
 def test_previews_take_the_resolution() -> None:
     prompts = "[[report.previews.prompts]]\nprompt = 'a'\nwidth = 640\n"
     (prompt,) = resolved(job(more=prompts)).report.previews.prompts
     assert (prompt.width, prompt.height) == (640, 512)
-
-
-def test_cpu_is_exact() -> None:
-    fit = resolved(job("recipe.effective_batch=6", "fit.deterministic=false")).fit
-    assert (fit.device, fit.dtype, fit.quantize, fit.gradient_checkpointing) == ("cpu", "fp32", "none", "none")
-    assert (fit.micro_batch, fit.threads, fit.deterministic) == (4, 6, True)
-    assert resolved(job("recipe.effective_batch=2")).fit.micro_batch == 2
-
-
-def test_without_a_plan_a_card_gets_what_needs_least_unrounded() -> None:
-    fit = resolved(job(), family="sdxl", machine=card(8)).fit
-    assert (fit.quantize, fit.gradient_checkpointing, fit.micro_batch) == ("none", "full", 1)
-    assert (fit.device, fit.dtype, fit.deterministic) == ("cuda:0", "bf16", False)
-
-
-def test_cards_without_bf16_compute_in_fp16() -> None:
-    assert resolved(job(), machine=card(8, bf16=False)).fit.dtype == "fp16"
-
-
-def test_stated_fit_is_kept() -> None:
-    fit = resolved(job("fit.quantize=nf4", "fit.micro_batch=3", "fit.dtype=fp32"), machine=card(24)).fit
-    assert (fit.quantize, fit.micro_batch, fit.dtype) == ("nf4", 3, "fp32")
-    assert resolved(job("fit.device=cuda"), machine=card(24)).fit.device == "cuda:0"
-    assert resolved(job("fit.device=cpu"), machine=card(24)).fit.dtype == "fp32"
-
-
-def test_a_micro_batch_is_no_larger_than_the_effective_batch() -> None:
-    assert resolved(job("fit.micro_batch=9"), machine=card(24)).fit.micro_batch == 4
 
 
 UNSUITABLE = {

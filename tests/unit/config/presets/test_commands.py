@@ -115,9 +115,26 @@ def test_a_taken_name_is_a_choice(
     assert "backed up" in asked[0]
 
 
-def test_the_names_of_built_in_presets_stay_theirs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["presets", "add", "--yes", sent(here, preset(name="Style"))]) == 2
-    assert "comes with Impasto" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["add", "--yes", "style.toml"], "comes with Impasto"),
+        (["share", "nothing", "--out", "a.toml"], 'no preset called "nothing"'),
+        (["share", "job.toml", "--out", "a.toml"], "its base may be SD 1.5 or SDXL"),
+    ],
+    ids=[
+        "the names of built-in presets stay theirs",
+        "what is not there cannot be shared",
+        "a job whose base is not here must name the family",
+    ],
+)
+def test_what_cannot_be_added_or_shared_is_refused(
+    words: list[str], expected: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent(here, preset(name="Style"), "style.toml")
+    (here / "job.toml").write_text(JOB, encoding="utf-8")
+    assert cli.main(["presets", *words]) == 2
+    assert expected in capsys.readouterr().err
     assert mine() == {}
 
 
@@ -186,11 +203,6 @@ def test_what_cannot_be_shared_is_told_and_not_written(
     assert (here / "taken.toml").read_text(encoding="utf-8") == "mine"
 
 
-def test_sharing_what_is_not_there_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["presets", "share", "nothing", "--out", "a.toml"]) == 2
-    assert 'no preset called "nothing"' in capsys.readouterr().err
-
-
 def test_a_job_gives_what_may_travel_and_names_what_stays_behind(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,12 +256,6 @@ def test_an_empty_text_states_nothing_that_could_differ() -> None:
     without = Preset.model_validate(facts)
     with_example = Preset.model_validate(facts | {"examples": [{"prompt": "a cat", "negative": ""}]})
     assert compared(without, with_example) == ['examples.0.prompt was not set and is now "a cat"']
-
-
-def test_a_job_whose_base_is_not_here_must_tell_the_family(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "job.toml").write_text(JOB, encoding="utf-8")
-    assert cli.main(["presets", "share", "job.toml", "--out", "a.toml"]) == 2
-    assert "its base may be SD 1.5 or SDXL" in capsys.readouterr().err
 
 
 def test_new_writes_the_recipe_of_a_preset(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

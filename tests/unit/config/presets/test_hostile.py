@@ -232,17 +232,15 @@ def test_each_is_refused_in_a_sentence_and_nothing_is_written(kind, tmp_path, pe
     assert list(per_user_folder.iterdir()) == []
 
 
-def test_a_job_is_told_apart(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("job.toml", "is a job, not a preset"), ("none.toml", "file not found"), (".", "it is a folder")],
+    ids=["a job", "a missing file", "a folder"],
+)
+def test_what_is_no_preset_file_is_refused(name, expected, tmp_path, capsys):
     (tmp_path / "job.toml").write_text('schema = 1\nname = "a"\n[dataset]\n', encoding="utf-8")
-    assert cli.main(["presets", "add", str(tmp_path / "job.toml")]) == 2
-    assert "is a job, not a preset" in capsys.readouterr().err
-
-
-def test_what_is_no_file_is_refused(tmp_path, capsys):
-    assert cli.main(["presets", "add", str(tmp_path / "none.toml")]) == 2
-    assert "file not found" in capsys.readouterr().err
-    assert cli.main(["presets", "add", str(tmp_path)]) == 2
-    assert "it is a folder" in capsys.readouterr().err
+    assert cli.main(["presets", "add", str(tmp_path / name)]) == 2
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes among its files")
