@@ -170,9 +170,24 @@ def test_a_run_that_is_not_running_takes_no_commands(run, capsys, name):
     assert list(run.commands.glob("*.json")) == []
 
 
-def test_an_unknown_run_is_told_with_near_names(run, capsys):
-    assert cli.main(["stop", "my-stile"]) == 2
-    assert "Did you mean my-style?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("runs", "words", "code", "said"),
+    [
+        (["my-style"], ["stop", "my-stile"], 2, "Did you mean my-style?"),
+        (["my-style"], ["watch", "my-style"], 2, "never started"),
+        ([], ["runs"], 0, "There are no runs yet"),
+    ],
+    ids=[
+        "an unknown run has near names",
+        "a run that never began cannot be watched",
+        "without runs the list says how to start one",
+    ],
+)
+def test_what_is_said_where_there_is_no_such_run(tmp_path, capsys, runs, words, code, said):
+    for name in runs:
+        RunDirectory.create(tmp_path / "runs", name)
+    assert cli.main(words) == code
+    assert said in capsys.readouterr().err
 
 
 def test_watching_follows_a_run_until_it_ends(run, engine):
@@ -208,11 +223,6 @@ def test_watching_a_run_that_was_killed_says_how_to_go_on(run, engine, capsys):
     assert "resume my-style" in said.err
 
 
-def test_watching_a_run_that_never_began_is_an_error(run, capsys):
-    assert cli.main(["watch", "my-style"]) == 2
-    assert "never started" in capsys.readouterr().err
-
-
 def test_the_list_tells_how_each_run_stands(run, engine, tmp_path, capsys):
     engine("never")
     broken = RunDirectory.create(tmp_path / "other runs", "bröken")
@@ -227,11 +237,6 @@ def test_the_list_tells_how_each_run_stands(run, engine, tmp_path, capsys):
     assert lines[0].split()[2] == "120/1500"
     assert lines[2].split()[2] == "7/10"
     assert lines[1].endswith(str(broken.path))
-
-
-def test_without_runs_the_list_says_how_to_start_one(capsys):
-    assert cli.main(["runs"]) == 0
-    assert "There are no runs yet" in capsys.readouterr().err
 
 
 def test_json_of_a_finished_run_is_its_whole_history(run, engine, capsys):

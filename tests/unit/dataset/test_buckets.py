@@ -14,24 +14,32 @@ SIDES = st.integers(1, 9000)
 
 
 @pytest.mark.parametrize(
-    ("size", "bucket"),
+    ("resolution", "settings", "size", "bucket"),
     [
-        ((1024, 1024), (1024, 1024)),
-        ((832, 1216), (832, 1216)),
-        ((1216, 832), (1216, 832)),
-        ((4000, 3000), (1152, 896)),
-        ((3000, 4000), (896, 1152)),
-        ((1920, 1080), (1344, 768)),
-        ((20000, 1000), (2048, 512)),
+        pytest.param(1024, {}, (1024, 1024), (1024, 1024), id="SDXL: square"),
+        pytest.param(1024, {}, (832, 1216), (832, 1216), id="SDXL: exactly its portrait"),
+        pytest.param(1024, {}, (1216, 832), (1216, 832), id="SDXL: exactly its landscape"),
+        pytest.param(1024, {}, (4000, 3000), (1152, 896), id="SDXL: 4 to 3"),
+        pytest.param(1024, {}, (3000, 4000), (896, 1152), id="SDXL: 3 to 4"),
+        pytest.param(1024, {}, (1920, 1080), (1344, 768), id="SDXL: 16 to 9"),
+        pytest.param(1024, {}, (20000, 1000), (2048, 512), id="SDXL: a panorama"),
+        pytest.param(512, {}, (2000, 3000), (384, 640), id="SD 1.5: 2 to 3"),
+        pytest.param(512, {}, (3000, 3000), (512, 512), id="SD 1.5: square"),
+        pytest.param(1024, {}, (300, 400), (320, 448), id="a small image has a smaller bucket, not larger pixels"),
+        pytest.param(1024, {"max_upscale": 1.0}, (300, 400), (256, 384), id="a small image is not enlarged"),
+        pytest.param(1024, {"max_upscale": 16.0}, (300, 400), (896, 1152), id="a small image is enlarged at will"),
+        pytest.param(1024, {}, (51, 500), None, id="too small for any bucket"),
+        pytest.param(1024, {}, (52, 52), (64, 64), id="just large enough for the smallest bucket"),
+        pytest.param(512, {"buckets": False}, (3000, 1000), (512, 512), id="without buckets all is square"),
+        pytest.param(512, {"buckets": False}, (3000, 300), (320, 320), id="without buckets a flat image: smaller"),
+        pytest.param(512, {"buckets": False}, (3000, 30), None, id="without buckets: too flat"),
+        pytest.param(1024, {"bucket_min": 696, "bucket_max": 1304}, (9000, 1000), (1280, 704), id="stated limits hold"),
     ],
 )
-def test_sdxl_gets_its_usual_shapes(size: tuple[int, int], bucket: tuple[int, int]) -> None:
-    assert choose_bucket(*size, recipe_of(1024)) == bucket
-
-
-def test_sd15_gets_its_usual_shapes() -> None:
-    assert choose_bucket(2000, 3000, recipe_of(512)) == (384, 640)
-    assert choose_bucket(3000, 3000, recipe_of(512)) == (512, 512)
+def test_each_image_has_its_bucket(
+    resolution: int, settings: dict[str, object], size: tuple[int, int], bucket: tuple[int, int] | None
+) -> None:
+    assert choose_bucket(*size, recipe_of(resolution, images=settings)) == bucket
 
 
 @given(
@@ -69,27 +77,6 @@ def test_no_other_allowed_shape_loses_less(width: int, height: int) -> None:
         if w * h <= 512**2 and (h + 64 > tallest or w * (h + 64) > 512**2 or w + 64 > widest or (w + 64) * h > 512**2)
     ]
     assert crop_loss(width, height, bucket) <= min(crop_loss(width, height, shape) for shape in shapes) + 1e-9
-
-
-def test_small_pictures_get_smaller_buckets_not_larger_pixels() -> None:
-    recipe = recipe_of(1024)
-    assert choose_bucket(300, 400, recipe) == (320, 448)
-    assert choose_bucket(300, 400, recipe_of(1024, images={"max_upscale": 1.0})) == (256, 384)
-    assert choose_bucket(300, 400, recipe_of(1024, images={"max_upscale": 16.0})) == (896, 1152)
-    assert choose_bucket(51, 500, recipe) is None
-    assert choose_bucket(52, 52, recipe) == (64, 64)
-
-
-def test_without_buckets_all_is_square() -> None:
-    recipe = recipe_of(512, images={"buckets": False})
-    assert choose_bucket(3000, 1000, recipe) == (512, 512)
-    assert choose_bucket(3000, 300, recipe) == (320, 320)
-    assert choose_bucket(3000, 30, recipe) is None
-
-
-def test_stated_limits_hold() -> None:
-    recipe = recipe_of(1024, images={"bucket_min": 696, "bucket_max": 1304})
-    assert choose_bucket(9000, 1000, recipe) == (1280, 704)
 
 
 def test_an_unresolved_recipe_is_refused() -> None:

@@ -62,8 +62,19 @@ def test_dropout_takes_everything_about_as_often_as_asked() -> None:
     assert 520 < texts[""] < 680  # 600 expected, four standard deviations either way
 
 
-def test_alternatives_are_all_used() -> None:
-    assert set(many(("one", "two", "three"))) == {"one", "two", "three"}
+@pytest.mark.parametrize(
+    ("caption", "settings", "expected"),
+    [
+        (("one", "two", "three"), {}, {"one", "two", "three"}),
+        ("a, of zwx, b", {"trigger": "zwx", "tag_dropout": 1.0}, {"of zwx"}),
+        ("a; b; c,d", {"separator": ";", "keep_tokens": 1, "shuffle": True}, {"a; b; c,d", "a; c,d; b"}),
+    ],
+    ids=["all alternatives are used", "a trigger inside the caption is not dropped", "another separator"],
+)
+def test_which_texts_a_caption_becomes(
+    caption: str | tuple[str, ...], settings: dict[str, object], expected: set[str]
+) -> None:
+    assert set(many(caption, **settings)) == expected
 
 
 def test_wildcards_in_all_forms() -> None:
@@ -99,19 +110,10 @@ def test_a_trigger_put_first_is_never_shuffled_or_dropped() -> None:
     assert set(prefixed) == {"photo, of zwx, a, b", "photo, of zwx, b, a"}
 
 
-def test_a_trigger_inside_the_caption_is_not_dropped() -> None:
-    texts = many("a, of zwx, b", trigger="zwx", tag_dropout=1.0)
-    assert set(texts) == {"of zwx"}
-
-
 def test_tag_dropout_about_as_often_as_asked() -> None:
     tags = ", ".join(f"t{number}" for number in range(20))
     kept = sum(len(text.split(", ")) for text in many(tags, 500, tag_dropout=0.25))
     assert 7300 < kept < 7700  # 7500 of 10,000 expected
-
-
-def test_another_separator() -> None:
-    assert set(many("a; b; c,d", separator=";", keep_tokens=1, shuffle=True)) == {"a; b; c,d", "a; c,d; b"}
 
 
 def test_the_text_depends_on_the_stream_alone() -> None:

@@ -53,14 +53,14 @@ def test_the_stated_keys_are_read() -> None:
     assert build(Renamed, {"name": "a", "by_size": {"x": 3}, "time": 1.5}) == Renamed("a", (), {"x": 3}, moment=1.5)
 
 
-def test_attribute_names_are_no_keys() -> None:
-    with pytest.raises(TypeError, match="there is no name"):
-        build(Renamed, {"title": "a"})
-
-
-def test_a_wrong_value_is_named_by_its_key() -> None:
-    with pytest.raises(TypeError, match="parts is 3"):
-        build(Renamed, {"name": "a", "parts": 3})
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [({"title": "a"}, "there is no name"), ({"name": "a", "parts": 3}, "parts is 3")],
+    ids=["attribute names are no keys", "a wrong value is named by its key"],
+)
+def test_a_bad_record_is_refused_by_its_keys(record: dict[str, object], reason: str) -> None:
+    with pytest.raises(TypeError, match=reason):
+        build(Renamed, record)
 
 
 def test_a_class_without_keys_is_not_written() -> None:

@@ -24,32 +24,27 @@ def work(kind="gemm", flops=10**9, size=1, count=1, dtype="bfloat16"):
     return Work(kind, dtype, "forward", flops, size, count)
 
 
+SMALL, LARGE = work(flops=10**6, count=1000), work(flops=10**12)
+
+
 @pytest.mark.parametrize(
-    ("piece", "expected"),
+    ("pieces", "overheads", "expected"),
     [
-        (work(), 1e-3),
-        (work(count=7), 7e-3),
-        (work(dtype="float32"), 2e-3),
-        (work(dtype="uint8"), 1e-3),  # nothing in that format was timed: as the nearest of the kind
-        (work("conv"), 2e-3),
-        (work(size=10**9), 1e-2),  # more bytes than arithmetic
-        (work("other", 0, 10**9), 1e-2),
-        (work("gemm", 0, 10**9), 1e-2),  # a kind without arithmetic moves memory
+        ([work()], {}, 1e-3),
+        ([work(count=7)], {}, 7e-3),
+        ([work(dtype="float32")], {}, 2e-3),
+        ([work(dtype="uint8")], {}, 1e-3),  # nothing in that format was timed: as the nearest of the kind
+        ([work("conv")], {}, 2e-3),
+        ([work(size=10**9)], {}, 1e-2),  # more bytes than arithmetic
+        ([work("other", 0, 10**9)], {}, 1e-2),
+        ([work("gemm", 0, 10**9)], {}, 1e-2),  # a kind without arithmetic moves memory
+        ([work(count=10)], {"launch": 1e-4}, 10 * 1.1e-3),  # every operation takes the device a moment
+        ([SMALL], {"host": 1e-4}, 0.1),  # many small operations wait for the CPU
+        ([SMALL, LARGE], {"host": 1e-4}, 1.001),  # the CPU runs ahead: it bounds the sum, it is not added
     ],
 )
-def test_an_operation_takes_what_its_arithmetic_or_its_bytes_take(piece, expected):
-    assert seconds([piece], rate()) == pytest.approx(expected)
-
-
-def test_every_operation_takes_the_device_a_moment():
-    assert seconds([work(count=10)], rate(launch=1e-4)) == pytest.approx(10 * 1.1e-3)
-
-
-def test_many_small_operations_wait_for_the_cpu():
-    """The CPU runs ahead: it bounds the sum, it is not added."""
-    small, large = work(flops=10**6, count=1000), work(flops=10**12)
-    assert seconds([small], rate(host=1e-4)) == pytest.approx(0.1)
-    assert seconds([small, large], rate(host=1e-4)) == pytest.approx(1.001)
+def test_operations_take_what_their_arithmetic_their_bytes_or_their_overheads_take(pieces, overheads, expected):
+    assert seconds(pieces, rate(**overheads)) == pytest.approx(expected)
 
 
 def test_the_most_similar_timing_is_taken():

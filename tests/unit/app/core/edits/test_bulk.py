@@ -53,10 +53,6 @@ def test_tags_are_added_at_a_place(caption: str | None, at: int | None, expected
     assert done(bulk.add_tags, caption, ["x", "y"], at) == expected
 
 
-def test_each_alternative_gets_a_tag_of_its_own() -> None:
-    assert done(bulk.add_tags, "one\r\n\r\ntwo, x\r\n", ["x"], None, "variants") == "one, x\r\n\r\ntwo, x\r\n"
-
-
 @pytest.mark.parametrize(
     ("caption", "expected"),
     [("red, cat, red\n", "cat\n"), ("cat ,red,  dog", "cat ,dog"), ("redder", "redder"), (None, None), ("red", "")],
@@ -73,13 +69,21 @@ def test_a_tag_is_renamed_without_being_doubled(caption: str | None, expected: s
     assert done(bulk.rename_tag, caption, "red", "blue") == expected
 
 
-def test_text_is_replaced_plainly_or_by_a_pattern() -> None:
-    assert done(bulk.replace_text, "a.c abc", "a.c", r"\1") == r"\1 abc"
-    assert done(bulk.replace_text, "ABC abc", "abc", r"\1", capitals=False) == r"\1 \1"
-    assert (
-        done(bulk.replace_text, "red hat, tall tree", r"(\w+) (\w+)", r"\2 \g<1>", pattern=True) == "hat red, tree tall"
-    )
-    assert done(bulk.replace_text, "Cat", "cat", "dog", pattern=True, capitals=False) == "dog"
+@pytest.mark.parametrize(
+    ("caption", "find", "replacement", "settings", "expected"),
+    [
+        ("a.c abc", "a.c", r"\1", {}, r"\1 abc"),
+        ("ABC abc", "abc", r"\1", {"capitals": False}, r"\1 \1"),
+        ("red hat, tall tree", r"(\w+) (\w+)", r"\2 \g<1>", {"pattern": True}, "hat red, tree tall"),
+        ("Cat", "cat", "dog", {"pattern": True, "capitals": False}, "dog"),
+    ],
+    ids=["plainly", "plainly in any case", "by a pattern", "by a pattern in any case"],
+)
+def test_text_is_replaced(caption: str, find: str, replacement: str, settings: dict[str, bool], expected: str) -> None:
+    assert done(bulk.replace_text, caption, find, replacement, **settings) == expected
+
+
+def test_replacing_no_text_is_no_edit() -> None:
     assert not bulk.replace_text(pictures("cat"), "", "x")
 
 
@@ -113,13 +117,34 @@ def test_tags_are_sorted_into_the_places_of_tags() -> None:
     assert after(kept, "z, c, b") == ["z, b, c"]
 
 
-def test_the_rest() -> None:
-    assert done(bulk.remove_repeated, "a, b, a , b,c\n") == "a, b, c\n"
-    assert done(bulk.underscores_to_spaces, "red_hat, ^_^, O_O , a__b") == "red hat, ^_^, O_O , a  b"
-    assert done(bulk.underscores_to_spaces, "(O)_(o), ;_;, 1_girl, >_>") == "(O)_(o), ;_;, 1 girl, >_>"
-    assert done(bulk.spaces_to_underscores, " red hat,  dog ") == " red_hat,  dog "
-    assert done(bulk.tidy, " a ,, b  c ,\nd \n") == "a, b c, d"
-    assert done(bulk.tidy, " a ,, b\n\n c \n", "variants") == "a, b\nc"
+@pytest.mark.parametrize(
+    ("function", "caption", "options", "expected"),
+    [
+        (bulk.remove_repeated, "a, b, a , b,c\n", (), "a, b, c\n"),
+        (bulk.underscores_to_spaces, "red_hat, ^_^, O_O , a__b", (), "red hat, ^_^, O_O , a  b"),
+        (bulk.underscores_to_spaces, "(O)_(o), ;_;, 1_girl, >_>", (), "(O)_(o), ;_;, 1 girl, >_>"),
+        (bulk.spaces_to_underscores, " red hat,  dog ", (), " red_hat,  dog "),
+        (bulk.tidy, " a ,, b  c ,\nd \n", (), "a, b c, d"),
+        (bulk.tidy, " a ,, b\n\n c \n", ("variants",), "a, b\nc"),
+        (bulk.add_tags, "one\r\n\r\ntwo, x\r\n", (["x"], None, "variants"), "one, x\r\n\r\ntwo, x\r\n"),
+    ],
+    ids=[
+        "repeated tags are removed",
+        "underscores become spaces",
+        "the underscores of emoticons stay",
+        "spaces become underscores",
+        "commas and spaces are tidied",
+        "each alternative is tidied by itself",
+        "each alternative gets a tag of its own",
+    ],
+)
+def test_captions_are_changed(
+    function: Callable[..., Edit], caption: str, options: tuple[object, ...], expected: str
+) -> None:
+    assert done(function, caption, *options) == expected
+
+
+def test_one_caption_is_set_for_all() -> None:
     assert after(bulk.set_caption(pictures("a", None, "q"), "q"), "a", None, "q") == ["q", "q", "q"]
 
 
