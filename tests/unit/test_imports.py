@@ -43,13 +43,33 @@ def test_no_arrow_runs_up():
     assert done.returncode == EXIT_STATUS_SUCCESS, done.stdout
 
 
-def test_errors_and_protocol_need_the_standard_library_only():
+@pytest.mark.parametrize(
+    "names", [modules("errors", "protocol"), ["trainer.cli"]], ids=["errors and protocol", "help of the command line"]
+)
+def test_what_needs_the_standard_library_and_our_own_modules_only(names):
     # Isolated and without site-packages: what is not in the standard library cannot be found.
-    imports = ", ".join(modules("errors", "protocol"))
-    fresh_python("-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {imports}")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {', '.join(names)}\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(loaded - set(sys.stdlib_module_names) - {'trainer', '__main__'}))\n"
+    )
+    assert fresh_python("-I", "-S", "-c", code).strip() == "[]"
 
 
-@pytest.mark.parametrize("room", ["errors", "protocol", "config", "files", "gpu", "dataset"])
+@pytest.mark.parametrize(
+    "room",
+    [
+        "errors",
+        "protocol",
+        "config",
+        "files",
+        "gpu",
+        "dataset",
+        "memory.device.gpu_specs",
+        "memory.device.roofline",
+        "memory.device.calibration",
+    ],
+)
 def test_rooms_that_the_app_reads_load_no_torch(room):
     code = f"import sys, {', '.join(modules(room))}; print(*{{name.split('.')[0] for name in sys.modules}})"
     assert not HEAVY & set(fresh_python("-c", code).split())

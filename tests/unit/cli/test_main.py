@@ -99,16 +99,6 @@ def test_no_command_loads_torch_or_other_weights_before_it_is_needed(tmp_path):
     assert [words for words in said if words not in done.stderr] == []
 
 
-def test_help_loads_the_standard_library_and_our_own_floor_alone():
-    code = (
-        "import sys, trainer.cli\n"
-        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-        "print(sorted(loaded - set(sys.stdlib_module_names) - {'trainer', '__main__'}))\n"
-    )
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize(
     "words", [[], ["fly"], ["train"], ["resume", "x", "--steps", "many"], ["resume", "x", "--steps", "0"]]
 )

@@ -284,14 +284,3 @@ def test_who_asks_whether_a_lock_is_held_does_not_take_another_who_asks_for_its_
     assert answers == [False, False]
     with locks.hold_lock(lock, 0):
         assert locks.is_held(lock)
-
-
-def test_the_room_stands_on_the_standard_library_alone():
-    code = (
-        "import sys, trainer.protocol.run_directory, trainer.protocol.commands, trainer.protocol.events\n"
-        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-        "print(sorted(loaded - set(sys.stdlib_module_names) - {'trainer', '__main__'}))\n"
-    )
-    # -S: no site, whose .pth files may import what they like
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -84,22 +84,20 @@ def test_at_the_limit_the_fitting_oversize_block_is_returned_first() -> None:
     assert sorted(segment.bytes // MIB for segment in allocator.snapshot().segments) == [12, 26, 60, 60]
 
 
-def test_at_the_limit_the_largest_oversize_blocks_are_returned_until_they_make_room() -> None:
-    allocator = Allocator(AllocatorSettings(max_split_size=30 * MIB, capacity=150 * MIB))
-    for block in [allocator.allocate(size * MIB) for size in (40, 50, 32, 12)]:
+@pytest.mark.parametrize(
+    ("capacity", "cached", "retries", "left"),
+    [(150, (40, 50, 32, 12), 0, [12, 32, 90]), (100, (40, 24, 12), 1, [90])],
+    ids=["the largest oversize blocks, until they make room", "all that is free, when oversize blocks are not enough"],
+)
+def test_at_the_limit_oversize_blocks_are_returned_where_none_is_as_large(
+    capacity: int, cached: tuple[int, ...], retries: int, left: list[int]
+) -> None:
+    allocator = Allocator(AllocatorSettings(max_split_size=30 * MIB, capacity=capacity * MIB))
+    for block in [allocator.allocate(size * MIB) for size in cached]:
         allocator.free(block)
-    allocator.allocate(90 * MIB)  # none is as large; 50 and 40 make up for it
-    assert allocator.retries == 0
-    assert sorted(segment.bytes // MIB for segment in allocator.snapshot().segments) == [12, 32, 90]
-
-
-def test_when_oversize_blocks_are_not_enough_all_that_is_free_is_returned() -> None:
-    allocator = Allocator(AllocatorSettings(max_split_size=30 * MIB, capacity=100 * MIB))
-    for block in [allocator.allocate(size * MIB) for size in (40, 24, 12)]:
-        allocator.free(block)
-    allocator.allocate(90 * MIB)
-    assert allocator.retries == 1
-    assert [segment.bytes // MIB for segment in allocator.snapshot().segments] == [90]
+    allocator.allocate(90 * MIB)  # in the first case 50 and 40 make up for it
+    assert allocator.retries == retries
+    assert sorted(segment.bytes // MIB for segment in allocator.snapshot().segments) == left
 
 
 # garbage_collection_threshold

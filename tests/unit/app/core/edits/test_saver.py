@@ -199,26 +199,20 @@ def test_a_choice_between_ratings_and_facts_of_a_folder_is_undone(world: World) 
     assert (world.folder.repeats, world.picture(1).rating) == (7, 5)
 
 
-def test_a_choice_that_the_disk_has_left_behind_is_asked_for_again(world: World) -> None:
+@pytest.mark.parametrize(
+    "now",
+    ["theirs again", "cat, dog\n"],
+    ids=["the disk has another version meanwhile", "the disk has again what the first edit was made on top of"],
+)
+def test_a_choice_replaces_only_the_version_that_was_chosen_against(world: World, now: str) -> None:
     set_to(world, 0, "mine")
     (world.data / "a.txt").write_bytes(b"theirs")
     world.settle()
-    (world.data / "a.txt").write_bytes(b"theirs again")
+    (world.data / "a.txt").write_bytes(now.encode())
     world.resolve("mine")
     world.settle()
-    assert conflicts(world) == [("mine", "theirs again")]
-    assert (world.data / "a.txt").read_bytes() == b"theirs again"
-
-
-def test_a_choice_replaces_only_the_version_that_was_chosen_against(world: World) -> None:
-    set_to(world, 0, "mine")
-    (world.data / "a.txt").write_bytes(b"theirs")
-    world.settle()
-    (world.data / "a.txt").write_bytes(b"cat, dog\n")  # what the first edit was made on top of, and the choice was not
-    world.resolve("mine")
-    world.settle()
-    assert conflicts(world) == [("mine", "cat, dog\n")]
-    assert (world.data / "a.txt").read_bytes() == b"cat, dog\n"
+    assert conflicts(world) == [("mine", now)]
+    assert (world.data / "a.txt").read_bytes() == now.encode()
 
 
 def test_an_edit_of_something_else_on_disk_does_not_replace_what_the_one_before_it_would(world: World) -> None:
