@@ -131,11 +131,17 @@ def test_what_is_wrong_stays_as_it_is_typed_while_the_filter_in_force_is_asked_a
     assert box.field.text() == 'caption:"red h' and box.fault.isVisible()
 
 
-def test_a_word_that_is_still_typed_is_not_found_wrong_at_once(qtbot, place):
-    write(qtbot, place.box, "tag:")
+@pytest.mark.parametrize(
+    ("typed", "label"),
+    [("tag:", "fault"), ("tag:catx", "note")],
+    ids=["a word is not found wrong", "a tag is not doubted"],
+)
+def test_what_is_still_typed_is_not_judged_at_once(qtbot, place, typed, label):
+    judged = getattr(place.box, label)
+    write(qtbot, place.box, typed)
     qtbot.waitUntil(place.box._patience.isActive)
-    assert not place.box.fault.isVisible()
-    qtbot.waitUntil(place.box.fault.isVisible)
+    assert not judged.isVisible()
+    qtbot.waitUntil(judged.isVisible)
 
 
 def test_a_tag_that_no_picture_has_is_said_and_the_one_meant_is_a_click_away(qtbot, session, place, pictures):
@@ -170,13 +176,6 @@ def test_the_note_follows_the_colours(qtbot, session, place, qapp):
     theme.choose("light")
     qapp.setStyleSheet("")
     theme.deleteLater()
-
-
-def test_a_tag_that_is_still_typed_is_not_doubted_at_once(qtbot, place):
-    write(qtbot, place.box, "tag:catx")
-    qtbot.waitUntil(place.box._patience.isActive)
-    assert not place.box.note.isVisible()
-    qtbot.waitUntil(place.box.note.isVisible)
 
 
 def test_proposals_are_taken_by_tab_and_by_arrows(qtbot, session, place, pictures):

@@ -23,7 +23,6 @@ from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, ste
 from tests.train.training.acceleration.test_cuda_graphs import BRIEF, engine_of, learned
 from trainer.adapter import lean
 from trainer.adapter.lean.lora import FusedInt8
-from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
 from trainer.protocol import events
 from trainer.training.acceleration import compile as compiled
@@ -357,7 +356,3 @@ def test_memory_that_runs_out_ends_the_compiling_and_not_the_run(place: SharedPl
     assert trial.code == 0 and not exhaustion.left
     assert notices(trial) == ["fit.compile: GPU memory ran out, so compiling is off. The run continues without it."]
     assert not trial.of(events.SteppedDown)
-
-
-def test_it_is_off_unless_a_job_says_so() -> None:
-    assert FitConfig().compile is False

@@ -249,9 +249,20 @@ def test_every_phase_may_fail_once(place: Place, name: str) -> None:
     assert [event.step for event in trial.of(events.Validation)] == [0, 2, 4]
 
 
-def test_a_preview_that_fails_twice_is_tiled_and_the_lora_stays(place: Place) -> None:
-    trial = place.exhausted("sd15", WHOLE, Exhaustion(phase_begins("preview", turn=2), 300, times=2))
-    assert changes_of(trial) == [(2, {"vae_tiling": True, "preview_offload": True})]
+@pytest.mark.parametrize(
+    ("phase", "at", "changes"),
+    [
+        ("preview", 300, {"vae_tiling": True, "preview_offload": True}),
+        # Neither tiles nor checkpointing lower its peak; smaller micro-batches do, and change the training after it.
+        ("validate", 90, ONE),
+    ],
+    ids=["a preview is tiled and the LoRA stays", "validation takes only what helps it"],
+)
+def test_what_fails_twice_between_steps_takes_what_helps_it(
+    place: Place, phase: str, at: int, changes: dict[str, Any]
+) -> None:
+    trial = place.exhausted("sd15", WHOLE, Exhaustion(phase_begins(phase, turn=2), at, times=2))
+    assert changes_of(trial) == [(2, changes)]
     assert_right(place, "sd15", WHOLE, trial)
 
 
@@ -264,13 +275,6 @@ def test_a_preview_for_which_nothing_makes_room_pauses_the_run_and_loses_no_step
     assert trial.lora() == place.truth("sd15", WHOLE)
     fit = json.loads((trial.run.checkpoints / "step-00000004" / "state.json").read_text(encoding="utf-8"))["fit"]
     assert fit["preview_offload"] and fit["vae_tiling"]
-
-
-def test_measuring_that_fails_twice_takes_only_what_helps_it(place: Place) -> None:
-    """Neither tiles nor checkpointing lower its peak; smaller micro-batches do, and round the training after it."""
-    trial = place.exhausted("sd15", WHOLE, Exhaustion(phase_begins("validate", turn=2), 90, times=2))
-    assert changes_of(trial) == [(2, ONE)]
-    assert_right(place, "sd15", WHOLE, trial)
 
 
 def test_averaged_weights_are_put_back_when_their_making_fails(place: Place) -> None:
