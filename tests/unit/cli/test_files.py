@@ -60,16 +60,20 @@ def test_long_lists_of_files_are_cut_unless_asked_for(tmp_path, capsys):
     assert full.count("13.png") > short.count("13.png")
 
 
-@pytest.mark.parametrize("name", ["missing", "note.txt"])
-def test_what_is_no_dataset_is_an_error(tmp_path, capsys, name):
-    (tmp_path / "note.txt").write_text("x", encoding="utf-8")
-    assert cli.main(["check", str(tmp_path / name)]) == 2
-    assert "What to do:" in capsys.readouterr().err
-
-
-def test_a_resolution_that_cannot_be_is_an_error_of_the_user(pictures, capsys):
-    assert cli.main(["check", str(pictures), "--resolution", "1001"]) == 2
-    assert "resolution: must be a whole number" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["missing"], "What to do:"),
+        (["note.txt"], "What to do:"),
+        (["pictures ü", "--resolution", "1001"], "resolution: must be a whole number"),
+    ],
+    ids=["a missing folder", "a text file", "a resolution that is no multiple of 8"],
+)
+@pytest.mark.usefixtures("pictures")
+def test_what_cannot_be_checked_is_an_error_of_the_user(here, capsys, words, said):
+    (here / "note.txt").write_text("x", encoding="utf-8")
+    assert cli.main(["check", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_kohyas_dataset_files_are_read_and_what_they_ask_for_is_told(pictures, tmp_path, capsys):

@@ -204,19 +204,27 @@ def refusal(*folders: Path, **facts: object) -> DatasetError:
     return caught.value
 
 
+@pytest.mark.parametrize("recursive", [False, True])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("gone/far", "dataset.folder_missing"),
+        ("picturs", "dataset.folder_missing"),
+        ("a.png", "dataset.no_folder"),
+        ("damaged", "sidecar.damaged"),
+    ],
+    ids=["a missing folder", "a misspelled folder", "a file in place of a folder", "damaged notes"],
+)
+def test_what_cannot_be_scanned_is_refused(tmp_path: Path, name: str, code: str, recursive: bool) -> None:
+    fill(tmp_path / "pictures", a_png="")
+    fill(tmp_path / "damaged", a_png="", impasto_jsonl="{")
+    (tmp_path / "a.png").touch()
+    assert refusal(tmp_path / name, recursive=recursive).code == code
+
+
 def test_a_missing_folder_names_the_nearest(tmp_path: Path) -> None:
     fill(tmp_path / "pictures", a_png="")
-    error = refusal(tmp_path / "picturs")
-    assert error.code == "dataset.folder_missing"
-    assert str(error).endswith("Did you mean pictures?")
-    assert refusal(tmp_path / "gone" / "far").code == "dataset.folder_missing"
-    assert refusal(tmp_path / "picturs", recursive=True).code == "dataset.folder_missing"
-
-
-def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.png").touch()
-    assert refusal(tmp_path / "a.png").code == "dataset.no_folder"
-    assert refusal(tmp_path / "a.png", recursive=True).code == "dataset.no_folder"
+    assert str(refusal(tmp_path / "picturs")).endswith("Did you mean pictures?")
 
 
 def test_a_folder_without_pictures(tmp_path: Path) -> None:
@@ -232,11 +240,6 @@ def test_all_bad_folders_at_once(tmp_path: Path) -> None:
     error = refusal(tmp_path / "one", fill(tmp_path / "good", a_png=""), tmp_path / "two")
     assert "one" in str(error)
     assert "two" in str(error)
-
-
-def test_damaged_notes_stop(tmp_path: Path) -> None:
-    fill(tmp_path, a_png="", impasto_jsonl="{")
-    assert refusal(tmp_path).code == "sidecar.damaged"
 
 
 @pytest.mark.parametrize("recursive", [False, True])

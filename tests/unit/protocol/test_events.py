@@ -50,7 +50,7 @@ def test_every_event_comes_back_as_it_was_written(tmp_path, event):
     assert list(line)[:3] == ["type", "time", "attempt"]
 
 
-def test_every_phase_has_its_word():
+def test_phases_keep_the_names_that_files_have():
     phases = typing.get_args(events.Phase)
     assert phases == (
         "download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save",
