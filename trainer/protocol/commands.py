@@ -59,7 +59,7 @@ class CommandResult:
 
 
 def send(folder: Path, name: CommandName, arguments: Mapping[str, object] | None = None) -> Path:
-    """Send a command to a run's engine and return the path to pass to `answer`. Raises OSError."""
+    """Send a command to a run's engine and return the path to pass to `answer`; raises OSError if that fails."""
     sent = time.time()
     # Names sort by time, so that commands run in order; the counter is for the Windows clock, which ticks every 16 ms.
     path = folder / f"{time.time_ns():020d}-{next(_NUMBERS):06d}-{name}-{secrets.token_hex(4)}.json"
@@ -102,7 +102,7 @@ def accept(command: Command) -> bool:
 
 
 def withdraw(folder: Path, name: CommandName) -> bool:
-    """Withdraw all pending commands of this name and return whether there was one. Raises OSError."""
+    """Withdraw all pending commands of this name; return whether there was one. Raises OSError if that fails."""
     withdrawn = False
     for path in _files(folder):
         command = _read(path)

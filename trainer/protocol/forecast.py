@@ -97,7 +97,7 @@ class PhaseForecast:
     seconds: float
     """Seconds that the whole run spends in this phase."""
     peaks: tuple[Peak, ...] = ()
-    """Memory peaks in order of time; the highest one determines how much memory the phase needs."""
+    """Memory peaks in chronological order; the highest one determines how much memory the phase needs."""
     timeline: tuple[tuple[int, int], ...] = ()
     """(allocated, reserved) at evenly spaced moments of the phase, for charts; at most a few hundred."""
 
@@ -168,7 +168,7 @@ class Forecast:
     def mean_step_seconds(self) -> float | None:
         """Return the mean seconds of an optimizer step over all batches; None if unknown.
 
-        This is the forecast of the first step; if there is none, it is the plain mean over all buckets.
+        The phase "first_step" lasts one mean step; without it, this is the plain mean over all buckets.
         """
         first = self.of("first_step")
         if first is not None:

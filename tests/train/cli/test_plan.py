@@ -104,8 +104,8 @@ def test_what_time_was_too_short_for_is_said(
     [
         (["plan"], "give either a JOB or a --family"),
         (["plan", "--family", "sd15", "--set", "recipe.rank=4"], "no JOB is given"),
-        (["plan", "--family", "sd15", "--gpu", "RTX 9999"], 'No GPU called "RTX 9999"'),
-        (["plan", "--family", "sd15", "--gpu", "7GB"], "No GPU with 7 GB of memory is known"),
+        (["plan", "--family", "sd15", "--gpu", "RTX 9999"], 'the GPU "RTX 9999"'),
+        (["plan", "--family", "sd15", "--gpu", "7GB"], "Could not plan for a GPU with 7 GB"),
         (["plan", "--family", "sd15", "--gpu", "8GB", "--recipe", "nothing"], "nothing"),
         (["plan", "nowhere.toml", "--gpu", "8GB"], "nowhere.toml"),
     ],

@@ -42,7 +42,7 @@ class DeviceState:
 
     @property
     def outside(self) -> int:
-        """Return the bytes that this process uses outside the allocator, as learned from finished runs or tabulated."""
+        """Return the bytes used outside the allocator by this process, learned from finished runs or from a table."""
         learned = self.correction.context_bytes
         return self.overheads.context_bytes if learned is None else learned
 
@@ -82,7 +82,7 @@ class DeviceState:
         )
 
     def to_free(self, missing: int) -> int:
-        """Return how many bytes to free to raise the budget by ``missing``: more than that, as the margin grows too."""
+        """Return the bytes to free to raise the budget by ``missing``; this is more, because the margin grows too."""
         wanted = self.budget + missing
         low, high = missing, 2 * (self.outside + wanted) + self.margin
         while low < high:

@@ -64,7 +64,7 @@ class GpuSpec:
     source: str
     """Sources of the figures."""
     unsure: tuple[str, ...] = ()
-    """Unreliable figures as named in the table ("mib", "fp32", "half"), or "rates" if taken from a similar GPU."""
+    """Unreliable figures as named in the table ("mib", "fp32", "half"), or "rates" if they come from a similar GPU."""
 
     @property
     def bf16(self) -> bool:
@@ -125,8 +125,8 @@ def _gpu_here() -> GpuSpec:
     if not found:
         raise ImpastoError(
             "gpu.none",
-            "This machine has no NVIDIA GPU, or no driver for it, so there is none to plan for.",
-            'Name a GPU, such as --gpu "RTX 3060" or --gpu 8GB; `python -m trainer doctor` shows what was found here.',
+            "Could not find an NVIDIA GPU to plan for: this PC has none, or its driver is not installed.",
+            'Name a GPU, such as --gpu "RTX 3060" or --gpu 8GB; `python -m trainer doctor` shows what was found.',
         )
     return specs_of(max(found, key=lambda card: card.free_bytes))
 
@@ -139,8 +139,8 @@ def _typical(gigabytes: float) -> GpuSpec:
     sizes = ", ".join(named)
     raise ImpastoError(
         "gpu.unknown",
-        f"No GPU with {size} GB of memory is known.",
-        f"Use one of {sizes} GB, or the name of a GPU, such as RTX 3060.",
+        f"Could not plan for a GPU with {size} GB: no such GPU is known.",
+        f"Use a known size ({sizes} GB) or the name of a GPU, such as RTX 3060.",
     )
 
 
@@ -149,11 +149,11 @@ def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
     words = " ".join(word for word in _read(text)[0] if word not in _PREFIXES)
     near = [plain[name] for name in difflib.get_close_matches(words, plain, 4, 0.5)]
     listed = ", ".join([card.name for card in named] or near)
-    hint = f"Did you mean one of: {listed}? Otherwise use" if listed else "Use"
+    hint = f"Did you mean {listed}? Otherwise, use" if listed else "Use"
     return ImpastoError(
         "gpu.unknown",
-        f'No GPU called "{text.strip()[:60]}" is known.',
-        f"{hint} the memory size of a GPU, such as 8GB, or `here` for the one in this machine.",
+        f'Could not plan for the GPU "{text.strip()[:60]}": its name is not known.',
+        f"{hint} the memory size of a GPU, such as 8GB, or `here` for the one in this PC.",
     )
 
 

@@ -84,7 +84,9 @@ def first_shard(
 def later_shards(
     job: Job, images: Sequence[ImageRecord], text_configs: Iterable[Config], cached: CacheKeys | None = None
 ) -> LaterShards:
-    """Return a resolved job's later shards; ``text_configs`` belong to the encoders whose texts are cached.
+    """Return a job's cache shards after the first one; the job is resolved.
+
+    ``text_configs`` are the configs of the text encoders whose outputs are cached.
 
     In most runs, all samples would fit into the first shard even if no two were equal; then no samples are listed.
     Otherwise, the number of new items per epoch is estimated from the second epoch (random choices may repeat), and

@@ -121,7 +121,7 @@ class Simulation:
 
     @property
     def oom_result(self) -> OomResult | None:
-        """Return the effect of the memory limit and all limits with the same effect; None if it had no effect."""
+        """Return the limit's effect with the range of limits that have the same effect; None if it had no effect."""
         if self.allocator.refused is None:
             return None
         return OomResult(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
@@ -167,7 +167,7 @@ class RunSimulator:
         self._oom_results: dict[str, tuple[OomResult, ...]] = {}
 
     def check_budget(self, schedule: RunSchedule, capacity: int) -> BudgetCheck:
-        """Return what a limit of ``capacity`` bytes does to a run, which is replayed only if the limit may matter."""
+        """Return the effect of a limit of ``capacity`` bytes on a run; simulate the run only if that is not known."""
         key = self.key(schedule)
         known = self._known_outcome(key, schedule, brief=True)
         # An expandable segment asks for more than it takes if it starts in free memory. So a limit can refuse a request
@@ -388,10 +388,10 @@ def forecast_of(
 def _between_epochs(
     schedule: RunSchedule, runs: RunSimulator, budget: int, *, brief: bool
 ) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
-    """Return the forecasts of encoding between epochs while training stays in memory, and whether that is too large.
+    """Return the forecasts of encoding between epochs next to training, and whether that exceeds the budget.
 
-    If it is too large, the run unloads its models while it encodes (trainer/training/recovery) and needs no more
-    memory than before the first step; then the forecasts are empty.
+    If it does, the run unloads its models while it encodes (trainer/training/recovery) and needs no more memory than
+    before the first step; then the forecasts are empty.
     """
     if not schedule.between_epochs():
         return {}, False
@@ -476,7 +476,7 @@ def _step_flops(schedule: RunSchedule) -> int:
 
 
 def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
-    """Return the memory peaks of a phase in order of time; of several with the same name, only the highest."""
+    """Return the memory peaks of a phase in chronological order; of several with the same name, only the highest."""
     points: dict[int, tuple[HighPoint, ...]] = {}
     highest: dict[str, tuple[int, Moment, HighPoint]] = {}
     for place, played in enumerate(replayed.played):

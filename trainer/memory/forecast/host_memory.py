@@ -66,7 +66,7 @@ def _images_waiting(workload: Workload) -> int:
 
 
 def _staged(traces: Iterable[MemoryTrace], dtype: str | None) -> int:
-    """Return the main memory for loading the largest tensor: one copy as in the file and one in ``dtype``."""
+    """Return the bytes of main memory for loading the largest tensor: one copy as in the file, one in ``dtype``."""
     kept = NUMBER_BYTES[dtype or "fp32"]
     largest = max(
         (s.bytes for s in _born(traces) if s.stage in ("load", "quantise") and s.kind != "workspace"), default=0

@@ -82,7 +82,7 @@ class BlockCounts(NamedTuple):
 
 @lru_cache(maxsize=64)
 def high_points(trace: MemoryTrace) -> tuple[HighPoint, ...]:
-    """Return the high points of ``trace`` in order of time, the peak included; empty if nothing is allocated.
+    """Return the high points of ``trace`` in chronological order, the peak included; empty without allocations.
 
     A high point is the maximum of a span of work in one part of the model that uses more memory than the spans before
     and after it. This finds the known peaks of fine-tuning: quantization, forward through the highest layer, the

@@ -45,7 +45,7 @@ MOST_ROUNDS = 4
 
 
 def batch_compositions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> tuple[tuple[BatchComposition, int], ...]:
-    """Return how often each batch composition occurs in the first epochs of a run of ``recipe.steps``.
+    """Return each batch composition with its number of occurrences in the run's first epochs (up to MOST_EPOCHS).
 
     The batches come from the run's own sampling, so mixed and short batches occur as often as in training.
     """
@@ -69,7 +69,7 @@ def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
 
 @dataclass(frozen=True)
 class GraphSchedule:
-    """Traces to replay, in this order, after steps without graphs, in a run that captures CUDA graphs."""
+    """Traces that capturing CUDA graphs adds to a run; they are replayed in this order, after steps without graphs."""
 
     held: tuple[MemoryTrace, ...]
     """Traces of storages that are never freed."""
@@ -272,7 +272,10 @@ class RunSchedule:
         return [PhaseTraces(phase, self.traces(phase)) for phase in BETWEEN_STEPS]
 
     def prefetch_requests(self) -> list[TraceRequest]:
-        """Return requests for all phases but training, in reverse order because simulations start with the first."""
+        """Return requests for all phases except training, the last phase first.
+
+        A simulation traces the first phases itself, so the second process begins at the other end.
+        """
         return [TraceRequest(_as_traced(self.workload, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
@@ -366,7 +369,7 @@ class RunSchedule:
     def _batch_counts(self) -> dict[BatchComposition, int]:
         """Return how often each batch composition occurs; empty if the counts do not match the workload's shapes.
 
-        That happens because the planner changes the shapes and batches of a workload without counting again.
+        They do not match if the planner has changed the workload's shapes or batch without counting again.
         """
         shapes = {bucket.size for bucket in self.workload.buckets}
         same = all(
@@ -421,7 +424,7 @@ def _pixels(size: Size) -> int:
 
 
 def _as_traced(workload: Workload, part: TracePart) -> Workload:
-    """Return the workload with settings that do not affect a phase removed, so many fits share one trace.
+    """Return the workload with the settings removed that do not affect a phase, to share one trace between many fits.
 
     Validation is independent of checkpointing because it has no backward.
     """

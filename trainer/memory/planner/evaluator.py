@@ -88,6 +88,7 @@ def best(candidates: Sequence[Candidate], appraiser: CandidateEvaluator[Candidat
     A bound never exceeds the true preference. If the first candidate in the queue is known exactly and fits, no other
     can be better, and the rest of the queue needs no evaluation (A*, Hart et al. 1968).
     """
+    # The place breaks ties in favor of earlier candidates, whatever the order in which bounds become exact.
     line = [(appraiser.preference(candidate), place) for place, candidate in enumerate(candidates)]
     heapq.heapify(line)
 
@@ -197,11 +198,14 @@ class Evaluator:
         )
 
     def exact(self, fit: FitConfig) -> bool:
-        """Return whether the fit's traces are known; only a simulation shows time lost to returning cached blocks."""
+        """Return whether the fit's traces are known.
+
+        Its time may still increase: only a simulation shows how much is lost to returning cached blocks.
+        """
         return _step_key(fit) in self._steps and self._previews_of(fit) is not None
 
     def cannot_fit(self, fit: FitConfig) -> bool:
-        """Return whether the fit is ruled out, too large by its tensors alone, or too late to be traced."""
+        """Return whether the fit is ruled out, its tensors alone exceed the budget, or no time is left to trace it."""
         if self.preference(fit).bytes > self._budget or any(rule(fit) for rule in self._ruled_out):
             return True
         late = self.past_deadline(fit)
@@ -275,8 +279,8 @@ class Evaluator:
     def _most_telling(self, fit: FitConfig) -> FitConfig:
         """Return the fit to trace next: the fit itself, or the fully checkpointed one if that is not traced yet.
 
-        From the memory that checkpointed blocks keep for one image, the memory of every block set with any number of
-        images nearly follows, so block sets that are too large need no traces of their own.
+        What checkpointed blocks keep for one image nearly determines the memory of every block set and micro-batch.
+        Therefore, block sets that are too large need no traces of their own.
         """
         saving = fit.replaced(gradient_checkpointing="full", micro_batch=1)
         if fit.gradient_checkpointing in (None, "none") or self.knows_steps(saving) or self._has_steps(fit):
@@ -326,6 +330,7 @@ class Evaluator:
         for (other, blocks_set, images), figures in self._steps.items():
             if other != quantize:
                 continue
+            # Fewer checkpointed blocks and larger micro-batches are never slower, and never need less memory.
             if within(blocks_set, checkpointing) and images >= size:
                 seconds = max(seconds, figures.seconds)
             if within(checkpointing, blocks_set) and images <= size:
@@ -361,7 +366,7 @@ class Evaluator:
         return self._preview_cache.get(_preview_key(fit)) if self._previews else NOTHING_KNOWN
 
     def _previews_bound(self, fit: FitConfig) -> Figures:
-        """Return lower bounds for previews from other settings: tiling and offloading are slower but save memory."""
+        """Return lower bounds for previews, from settings with more or less tiling and offloading, which cost time."""
         quantize, tiling, offload = _preview_key(fit)
         seconds, needed = 0.0, 0
         for (other, tiled, away), figures in self._preview_cache.items():

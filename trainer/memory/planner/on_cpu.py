@@ -202,6 +202,7 @@ class _Estimate:
         total = 0.0
         for prompt in self.workload.previews:
             share = (prompt.width or 0) * (prompt.height or 0) / self._pixels
+            # The reference is traced with guidance, which takes two passes of the UNet per step instead of one.
             passes = 1.0 if prompt.guidance > 1.0 else 0.5
             total += passes * prompt.steps / drawn_steps * self._time(drawn, share)
             total += self._time(decoded, share) / len(prompts)
@@ -210,6 +211,7 @@ class _Estimate:
     def _step(self, share: float) -> float:
         """Return the seconds of an optimizer step on images with ``share`` times the reference's pixels."""
         batch, steps = self.workload.recipe.effective_batch, self._steps
+        # A set of blocks counts as half of the UNet; the estimate's tolerance covers the difference.
         again = {"none": 0.0, "full": 1.0}.get(str(self.workload.fit.gradient_checkpointing), 0.5)
         forward = self._time(_forward(steps.micro_more), share)
         return batch * (self._time(steps.micro_more.work, share) + again * forward) + self._time(steps.optimizer.work)
@@ -233,7 +235,7 @@ class _Estimate:
         return [work for each in summaries for work in each.work if work.stage.startswith(stage)]
 
     def _time(self, work: Iterable[Work], share: float = 1.0) -> float:
-        """Return the seconds of fp32 work with pixels scaled by ``share``, corrected as finished runs suggest."""
+        """Return the seconds of fp32 work with pixels scaled by ``share``, with the correction from finished runs."""
         scaled = [_in_fp32(each, share) for each in work]
         return self.device_state.correction.time_factor * roofline.seconds(scaled, self.device_state.rate)
 

@@ -103,7 +103,7 @@ def plan(
     the time that this takes; such a fit is picked only if no other fit is as fast.
 
     After ``until`` (in time.monotonic() seconds) nothing more is traced, with one exception: before the base is
-    quantized, the search goes on until it has found a fit that works or knows that there is none. With ``others``,
+    quantized, the search continues until it has found a fit that works or knows that there is none. With ``others``,
     alternatives are searched as well, but nothing is traced for them after ``until_beside``; ``on_pick`` is called with
     the pick before this second search. If the search has to trace, ``on_soon`` is called first with a fit that works
     and needs fewer traces: ``likely``, such as the pick of an earlier plan, or the fit that saves the most memory.
@@ -133,6 +133,7 @@ def plan(
     on_pick(picked)
     if not others:
         return picked
+    # The alternatives have a deadline of their own, and `left_out` from here on is about them, not about the pick.
     planning.evaluator.until, planning.evaluator.left_out = until_beside, False
     quicker = planning.faster(pick)
     most = int(SMALLER * min(chosen.forecast.reserved, device_state.budget))
@@ -144,6 +145,7 @@ def plan(
     return replace(
         picked,
         faster=quicker,
+        # At least 1: with expandable segments a fit can fail although it would reserve no more than the budget.
         excess_bytes=max(quicker.forecast.reserved - device_state.budget, 1) if quicker else 0,
         smaller=smaller,
         smallest=smallest,
@@ -207,6 +209,7 @@ class _Planning:
         last = plain.replaced(quantize=looked_at[-1])
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
         previews = [request(fits[-1], "preview")] if self.counts.previews else []
+        # Traced one by one in this order: the search needs training steps before previews and other phases.
         return [request(plain, "optimizer"), *steps, *previews, *(request(last, part) for part in parts)]
 
     @cached_property
@@ -257,6 +260,7 @@ class _Planning:
         be slow for the whole run. That fit is next: if its tensors alone exceed the budget, nearly all others are ruled
         out too.
         """
+        # No deadline, or `best` would skip these fits again: a late plan is better than none.
         self.evaluator.until = None
         saving_first = sorted(left_out, key=self._saving, reverse=True)
         half_known = [fit for fit in saving_first if self.evaluator.knows_steps(fit)]
@@ -264,6 +268,7 @@ class _Planning:
         in_order = (*quickest_first, *saving_first)
         found = next((fit for fit in in_order if best([fit], self.evaluator) is not None), None)
         self.evaluator.until = self.until
+        # If none works, all of them have been evaluated, so nothing was left out after all.
         self.evaluator.left_out = found is not None
         return found
 
@@ -285,6 +290,7 @@ class _Planning:
         """Return whether the most preferred fit that may work still has to be traced."""
         if all(map(self.evaluator.cannot_fit, choices)):
             return False
+        # The anchor is traced in any case, and its bounds rule out many fits that would otherwise count as possible.
         self.evaluator.anchor(choices[0].quantize or "none")
         possible = [fit for fit in choices if not self.evaluator.cannot_fit(fit)]
         return bool(possible) and not self.evaluator.is_traced(min(possible, key=self.evaluator.preference))
@@ -340,6 +346,7 @@ class _Planning:
         def is_within() -> bool:
             return self.evaluator.preference(fit).bytes <= most
 
+        # First by the lower bound, which is free; tracing costs seconds and may raise it.
         return is_within() and self._known_exactly(fit) and is_within()
 
     def quantized(self, pick: FitConfig) -> Plan | None:
@@ -362,7 +369,7 @@ class _Planning:
         """Return the fallback steps that reduce the memory of the picked fit, in order."""
         looked_at = self.qualities if pick.allow_quantized else (pick.quantize or "none",)
         for quantize in looked_at:
-            self.evaluator.anchor(quantize)
+            self.evaluator.anchor(quantize)  # without it, `estimate` returns 0 for every fit
         return fallbacks_below(
             pick,
             self.written,
@@ -387,6 +394,7 @@ class _Planning:
             other = _Planning(
                 workload, self.written, self.device_state, self.traces, self.counts, self.until, self._runs
             )
+            # Most changes still do not fit; checking the smallest fit alone rejects them without a search.
             if other.smallest_fits and (pick := other.best(other.choices)) is not None:
                 return ReducedRecipe(change, other.plan_of(pick))
         return None
@@ -441,6 +449,7 @@ class _Planning:
     def _fits(self, fit: FitConfig) -> bool:
         """Return whether a run stays within the budget; if a phase fails, rule out all fits that share that phase."""
         failed_in, seconds = self._within(fit)
+        # A phase fails with every fit that shares the settings it depends on; ruling those out saves simulations.
         if failed_in in ("cache_pictures", "cache_texts"):
             self.evaluator.rule_out(lambda _: True)
         elif failed_in in ("load", "quantise"):

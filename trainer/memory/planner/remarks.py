@@ -56,5 +56,5 @@ def estimate_of(forecast: Forecast) -> Iterator[Remark]:
 
 
 def memory_advice(missing: int, state: DeviceState) -> MemoryAdvice:
-    """Return advice on raising a GPU's memory budget by `missing` bytes, for which more than that must be freed."""
+    """Return advice on raising a GPU's memory budget by `missing` bytes; more must be freed, as the margin grows."""
     return advise(state.to_free(missing), state.gpu.total_bytes - state.free_bytes, state.uses)

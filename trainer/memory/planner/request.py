@@ -76,6 +76,7 @@ def disk_errors(job: Job, workload: Workload, encoded: PhaseCounts | None) -> It
     needs = [("run.room", runs, _run_bytes(job, workload) + _SPARE_BYTES, "LoRA files and checkpoints")]
     entries = _cache_bytes(workload, encoded) if encoded else 0
     try:
+        # On one disk the two needs add up; checked separately, each would seem to fit.
         if entries and nearest_existing(runs).stat().st_dev == nearest_existing(cache).stat().st_dev:
             what = "LoRA files, checkpoints, encoded images and captions"
             needs = [("run.room", runs, needs[0][2] + entries, what)]
@@ -208,6 +209,7 @@ def request_of_job(
     remarks = [Remark("fit.experiment", {"key": key}) for key, _ in not_forecast(job)]
     obstacles: list[ImpastoError] = []
     source = _base_facts(job.base, remarks, obstacles)
+    # Reading images needs a resolved job, and resolving needs their number; this first pass assumes one.
     resolved = _resolved(job, source, device_state, ASSUMED_IMAGES)
     images, findings = _images_of(resolved, remarks, obstacles, progress)
     here = gpu is None or _is_here(gpu)

@@ -147,7 +147,7 @@ class TraceLibrary:
             return here
         found = self._derive(request)
         if found is None and request.part == "micro" and request.more[1] > LARGEST_TRACED:
-            for images in IMAGE_COUNTS:
+            for images in IMAGE_COUNTS:  # the sources of the rule by micro-batch size
                 self._ensure_traces(replace(request, more=(request.more[0], images)))
             found = self._derive(request)
         if found is None:

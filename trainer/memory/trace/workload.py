@@ -73,7 +73,7 @@ _FACTS: dict[TracePart, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class BucketUse:
-    """Shape (width, height) to train images in, and how often it is used."""
+    """Image shape (width, height) to train in, with the number of images that have it."""
 
     width: int
     height: int
