@@ -100,7 +100,7 @@ class Worker:
         return True
 
     def look(self) -> QueueSnapshot:
-        """Record which entries ended, pass on requests, start waiting entries, and return the queue after that."""
+        """Record which entries ended, pass on requests and start waiting entries; return the resulting queue."""
         codes = self._ended_children()
         for entry in self._queue.record_dead_engines(
             lambda one: outcome(self._queue, one, codes.get(one.id)), self._children
@@ -148,6 +148,7 @@ class Worker:
 
     def _begin(self, reading: QueueSnapshot) -> bool:
         """Start waiting entries on free devices; return whether any was started."""
+        # A lane that looks free may be held by a run started outside the queue, so its lock is checked as well.
         busy = {entry.lane for entry in reading.entries if entry.state == "running"}
         before = len(busy)
         for entry in reading.entries:
@@ -264,7 +265,7 @@ def _words(entry: Entry) -> list[str]:
 
 
 OnRunFolder = Callable[[Path], None]
-"""Called with the run's folder as soon as it exists and this engine has locked it."""
+"""Callback that receives the run's folder as soon as this engine has locked it."""
 
 
 def run_entry(name: str, work: Callable[[OnRunFolder], int]) -> int:

@@ -147,7 +147,7 @@ JOB_FILES: dict[str, tuple[str, Arrange]] = {
         lambda place: place.train(extra=f"[[dataset.folders]]\npath = '{place.pictures}'\n"),
     ),
     "unknown device": ("fit.device", lambda place: place.train("fit.device=gpu")),
-    "missing GPU": ("PyTorch sees", lambda place: place.train("fit.device=cuda:99")),
+    "missing GPU": ("PyTorch does not find this GPU", lambda place: place.train("fit.device=cuda:99")),
 }
 
 
@@ -492,7 +492,7 @@ PICTURES: dict[str, tuple[str, Arrange]] = {
     "render of an impossible size": ("width", lambda place: place.render("--width", "65")),
     "render with an unknown sampler": ("sampler", lambda place: place.render("--sampler", "eular")),
     "render without a base": ("does not exist", lambda place: place.render(base="no.safetensors")),
-    "render on a missing GPU": ("PyTorch sees", lambda place: place.render("--device", "cuda:99")),
+    "render on a missing GPU": ("PyTorch does not find this GPU", lambda place: place.render("--device", "cuda:99")),
     "inspect an image": ("not a safetensors", lambda place: ["inspect", str(place.pictures / "astronaut.png")]),
     "inspect a missing file": ("does not exist", lambda place: ["inspect", "no.safetensors"]),
     "inspect a folder": ("no model_index.json", lambda place: ["inspect", str(place.pictures)]),

@@ -371,7 +371,7 @@ class EventWriter:
         line = memoryview((to_line(stamped) + "\n").encode("utf-8", errors="replace"))
         end = self._file.seek(0, os.SEEK_END)
         try:
-            while line:
+            while line:  # the file is unbuffered, so one call may write only a part
                 line = line[self._file.write(line) :]
         except OSError:
             with contextlib.suppress(OSError):
@@ -430,6 +430,7 @@ def read_lines(path: Path, offset: int = 0, limit: int | None = None) -> tuple[l
             file.seek(start)
             data = file.read() if limit is None else file.read(limit)
             if limit is not None and b"\n" not in data:
+                # A line longer than `limit`: without its end, the caller would read the same part forever.
                 data += file.readline(_LONGEST_LINE)
     except FileNotFoundError:
         return [], 0
@@ -442,6 +443,7 @@ def cut_torn_line(path: Path) -> None:
     block = 1 << 16
     with contextlib.suppress(FileNotFoundError), files.long_path(path).open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
+        # Backward from the end in blocks: the file of a long run is large, and its last line break is near the end.
         while end:
             start = max(0, end - block)
             file.seek(start)

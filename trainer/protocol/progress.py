@@ -16,7 +16,10 @@ _WINDOW = 50
 
 @dataclass
 class PhaseState:
-    """Progress of one phase; `seconds` excludes the stretch since `started`, as other phases interrupt training."""
+    """Progress of one phase.
+
+    Other phases may interrupt training: `seconds` is the time in finished stretches, `started` begins the current one.
+    """
 
     done: int = 0
     total: int | None = None
@@ -42,7 +45,7 @@ class RunProgress:
     skipped: int = 0
     finished: events.Finished | None = None
     error: events.ErrorEvent | None = None
-    _prefetched: float | None = None
+    _forecast_seconds: float | None = None
     _average: float = 0.0
     _weight: float = 0.0
     _recent: deque[events.StepEvent] = field(default_factory=lambda: deque(maxlen=_WINDOW))
@@ -68,7 +71,7 @@ class RunProgress:
 
     @property
     def loss(self) -> float | None:
-        """Return the loss averaged over about the last 50 steps, not biased toward 0 at first; None before any step."""
+        """Return the bias-corrected moving average of the loss over about 50 steps; None before the first step."""
         return self._average / self._weight if self._weight else None
 
     @property
@@ -79,8 +82,8 @@ class RunProgress:
 
     @property
     def step_seconds(self) -> float | None:
-        """Return the expected seconds per step: a mean of forecast and measurements; None if there is neither."""
-        return expected_step_seconds(self._prefetched, [step.seconds for step in self._recent])
+        """Return the expected seconds per step: a weighted mean of forecast and recent steps; None without either."""
+        return expected_step_seconds(self._forecast_seconds, [step.seconds for step in self._recent])
 
     def seconds_left(self, phase: events.Phase, now: float) -> float | None:
         """Return the estimated seconds until a phase ends, at its current speed; None while unknown."""
@@ -96,7 +99,7 @@ class RunProgress:
         self.phases.clear()
         self._recent.clear()
         self.current = self.finished = self.error = None
-        self.device, self.attempt, self.pid, self._prefetched = (
+        self.device, self.attempt, self.pid, self._forecast_seconds = (
             event.device,
             event.attempt,
             event.pid,

@@ -214,7 +214,7 @@ class Queue:
         return self._end(name, "pause", "paused", ("waiting",))
 
     def stop(self, name: str) -> Entry:
-        """Stop an entry: a running one also saves its LoRA, one that is not running is only marked as stopped."""
+        """Stop an entry: if it is running, it saves its LoRA first; otherwise, it is only marked as stopped."""
         return self._end(name, "stop", "stopped", ("waiting", "paused", "interrupted"))
 
     def withdraw(self, name: str) -> Entry:

@@ -200,7 +200,7 @@ def typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise TypeError(f"{key} is {in_json(value)}")
+        raise TypeError(f'"{key}" has the invalid value {in_json(value)}')
     return value
 
 

@@ -68,10 +68,10 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
     checks, names = _checks(cast("Any", kind), null_floats), _names(cast("Any", kind))
     for key, name in names.items():
         if key in found and not checks[name](found[key]):
-            raise TypeError(f"{key} is {in_json(found[key])}")
+            raise TypeError(f'"{key}" has the invalid value {in_json(found[key])}')
     needed = {field.name for field in dataclasses.fields(cast("Any", kind)) if _is_needed(field)}
     if absent := [key for key, name in names.items() if name in needed and key not in found]:
-        raise TypeError(f"there is no {absent[0]}")
+        raise TypeError(f'"{absent[0]}" is missing')
     return kind(**{name: found[key] for key, name in names.items() if key in found})
 
 
@@ -157,7 +157,7 @@ RENAMED_KEYS: Mapping[str, str] = {
     "preview.picture": "image",
     "folder.regularisation": "regularization",
 }
-"""New last part of each renamed key in jobs, presets and folder settings, by its former dotted key without indices."""
+"""New last part of each renamed key in jobs, presets and folder settings, by the former dotted key."""
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {"dataset.folders.kind": {"regularisation": "regularization"}}
 """Current names of renamed values, by the key's former dotted name and the former value."""
 

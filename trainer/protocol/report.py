@@ -82,7 +82,7 @@ class RunReport:
     exhausted: int = 0
     """Number of times that memory ran out."""
     caching: Mapping[str, CachingReport] = field(default_factory=dict)
-    """Encoding speed by phase, from the pass with the most entries; phases in which nothing was encoded are absent."""
+    """Encoding speed by phase, from the largest encoding pass; phases in which nothing was encoded are absent."""
 
 
 def write_report(path: Path, report: RunReport) -> None:

@@ -79,7 +79,7 @@ class RunDirectory:
             try:
                 run._lay_out()
                 _enter_in_list(run.path)
-            except BaseException:
+            except BaseException:  # also Ctrl-C: a half-made run would block its name
                 shutil.rmtree(long_path(run.path), ignore_errors=True)
                 raise
         except OSError as error:
@@ -93,7 +93,7 @@ class RunDirectory:
         if not long_path(run.run).is_file():
             raise RunError(
                 "run.none",
-                f"{path} is not a run: it holds no run.json."
+                f"{path} is not a run: it contains no run.json."
                 if long_path(path).is_dir()
                 else f"There is no run at {path}.",
                 "`runs` lists the runs on this PC.",
@@ -109,6 +109,7 @@ class RunDirectory:
         """
         with contextlib.ExitStack() as stack:
             try:
+                # Listed before the lock is taken: commands sent from now on are meant for this attempt.
                 self._leftovers = unread(self.commands)
                 stack.enter_context(locks.hold_lock(self.lock, locks.CHECK_PATIENCE))
             except locks.LockBusyError as error:
@@ -137,6 +138,7 @@ class RunDirectory:
         status = self.read_status()
         if status is None:
             return "interrupted" if self.attempts() else "new"
+        # Running without the lock: the engine was killed before it could write how it ended.
         return "interrupted" if status.state == "running" else status.state
 
     def begin_attempt(self, facts: Mapping[str, object]) -> int:
@@ -173,6 +175,7 @@ class RunDirectory:
     def write_status(self, status: Status) -> bool:
         """Replace status.json and return whether that succeeded; a failed heartbeat must not end a run."""
         try:
+            # Not synced to disk: that could take 50 ms every few seconds, for a file that is soon replaced anyway.
             files.write_json(self.status, to_record(status), durable=False)
         except OSError:
             return False
@@ -287,7 +290,7 @@ def find_run(text: str) -> RunDirectory:
     if len(named) > 1:
         listed = ", ".join(str(path) for path in named)
         raise RunError(
-            "run.ambiguous", f'Several runs are called "{text}": {listed}.', "Give the path of the one you mean."
+            "run.ambiguous", f'Several runs are called "{text}": {listed}.', "Specify the path of the one you mean."
         )
     if not named:
         raise _unknown(text)

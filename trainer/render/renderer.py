@@ -22,11 +22,11 @@ from trainer.errors import BaseModelError, LoraFileError
 from trainer.protocol.events import OnPhase
 
 OnImage = Callable[[int, int, Path], None]
-"""Called with the number of finished images, the total, and the file just written."""
+"""Callback that receives the number of finished images, the total, and the file just written."""
 
 
 OnNotice = Callable[[str, str], None]
-"""Called with a notice for the user: its code and its sentence."""
+"""Callback that receives a notice for the user: its code and its sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Renderer:
             )
         if lora.unmatched:
             count, first = len(lora.unmatched), lora.unmatched[0]
-            self.on_notice("lora.unmatched", f"{file.name}: {count} keys match no layer of this base, first {first}.")
+            self.on_notice("lora.unmatched", f"{file.name}: {count} keys match no layer of this base, such as {first}.")
         return lora
 
     def _encode(self, text: str) -> TextConditioning:

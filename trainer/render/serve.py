@@ -158,7 +158,7 @@ class RenderService:
             full = oom_error(error, "render the image")
         # After the except block: until then the traceback's frames keep everything that the failed work allocated.
         self.free()
-        raise RunError("render.memory", full.sentence, f"Choose a smaller size, or: {full.remedy}")
+        raise RunError("render.memory", full.sentence, f"Choose a smaller size, or free memory first. {full.remedy}")
 
     def free(self) -> None:
         """Unload the base and release the GPU."""
@@ -217,8 +217,8 @@ class RenderService:
         except locks.LockBusyError:
             raise RunError(
                 "render.busy",
-                "Could not load the base: a training is running on this GPU, and there is not enough memory for both.",
-                "Wait until it has finished, or pause it: pausing frees the GPU.",
+                "Could not load the base: a run is training on this GPU, and there is not enough memory for both.",
+                "Wait until it has finished, or pause it to free the GPU.",
             ) from None
 
 

@@ -127,7 +127,7 @@ class Engine:
     compiled: StepCompiler | None = None
     """Compiler of the UNet's blocks, if the job asks for it."""
     check: Callable[[], object] = lambda: None
-    """Called between micro-batches; raises to interrupt the step. Needed because replayed graphs run no model hooks."""
+    """Function called between micro-batches that may raise to interrupt a step; replayed graphs run no model hooks."""
     progress: TrainingProgress = field(default_factory=TrainingProgress)
 
     @property
@@ -145,6 +145,7 @@ class Engine:
         # Our only host read in a step, because each one waits for the device: loss and gradient norm in one tensor.
         loss_value, norm = measure(loss, self.master_weights, self.loss_scale).tolist()
         skipped = self.optimizer_step(loss_value, norm)
+        # Counted last: after an error above, the step number is unchanged, so that recovery can repeat the step.
         self.progress.step += 1
         self.progress.pictures += len(batch)
         return StepResult(
@@ -216,7 +217,7 @@ class Engine:
             self.master_weights.refresh()
         # Recorded graphs add gradients at fixed addresses, so those are zeroed in place while graphs are in use.
         self.master_weights.zero_grad(keep=self.graphs is not None and self.graphs.in_use)
-        if self.scaler:
+        if self.scaler:  # only now: `clip` unscales with the scale that backward used
             self.scaler.update(finite=reason is None)
         self.count(reason)
         return reason
@@ -245,7 +246,7 @@ class Engine:
                 f"Could not continue training: {progress.skipped_in_row} steps in a row had a loss or gradient "
                 "that is not finite (NaN or infinity). They did not change the weights.",
                 "Lower the learning rate, use bf16 or fp32 instead of fp16, or check the base and VAE. "
-                "The last checkpoint is good.",
+                "The last checkpoint is not affected.",
             )
 
 

@@ -212,7 +212,7 @@ def test_unknown_blocks_are_named_with_the_valid_ones() -> None:
     with pytest.raises(JobError, match=r"names down_blocks\.7, which this base does not have") as caught:
         set_checkpointing(unet, [], ["mid_block", "down_blocks.7"], dropouts=False)
     assert caught.value.remedy == (
-        "Choose from down_blocks.0, down_blocks.1, mid_block, up_blocks.0, up_blocks.1, or write none or full."
+        'Choose from down_blocks.0, down_blocks.1, mid_block, up_blocks.0, up_blocks.1, or use "none" or "full".'
     )
 
 

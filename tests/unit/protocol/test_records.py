@@ -55,7 +55,7 @@ def test_the_stated_keys_are_read() -> None:
 
 @pytest.mark.parametrize(
     ("record", "reason"),
-    [({"title": "a"}, "there is no name"), ({"name": "a", "parts": 3}, "parts is 3")],
+    [({"title": "a"}, '"name" is missing'), ({"name": "a", "parts": 3}, '"parts" has the invalid value 3')],
     ids=["attribute names are no keys", "a wrong value is named by its key"],
 )
 def test_a_bad_record_is_refused_by_its_keys(record: dict[str, object], reason: str) -> None:

@@ -40,7 +40,7 @@ Clock = Callable[[Callable[[], object]], float]
 """Function that times another function and returns the seconds per call."""
 
 CANDIDATES: dict[str, tuple[AttentionChoice, ...]] = {"cuda": ("flash", "efficient", "cudnn")}
-"""Kernels to compare, by device type; other types have no choice. "math", which stores all scores, is never faster."""
+"""Kernels to compare, by device type; other types have only one. "math", which stores all scores, is never faster."""
 
 SECONDS = 1.0
 """Time budget in seconds for all kernels and shapes, warm-up calls not included."""
@@ -132,7 +132,7 @@ def autotune(
     *,
     widths: Set[int] = frozenset(),
 ) -> Benchmark | None:
-    """Time ``planned`` against the other kernels for this device type; return None if there is no choice.
+    """Time ``planned`` against the other kernels for this device type; return None if there is nothing to compare.
 
     ``shapes`` maps shapes to weights. A kernel that does not support heads of all ``widths`` is excluded. All memory
     is released at the end, and the random state is not changed.
@@ -152,6 +152,7 @@ def autotune(
         except RuntimeError as error:
             refused[kernel] = reason(error)
         empty_cache(device)  # after the except block: until then the traceback's frames keep the tensors alive
+    # Without a time for the planned kernel there is nothing to compare with, so it stays.
     best = min(seconds, key=lambda kernel: seconds[kernel], default=planned)
     wins = planned in seconds and seconds[best] < (1 - MIN_GAIN) * seconds[planned]
     return Benchmark(best if wins else planned, seconds, refused)
@@ -247,7 +248,7 @@ def _require_same_results(
         attention = _Attention(shape, device, dtype)
         expected, found = (_measure(candidate, attention, device) for candidate in (planned, kernel))
         if not (difference := _relative_difference(found.values, expected.values)) <= TOLERANCES.get(dtype, 0.0):
-            raise RuntimeError(f"results differ from {planned} by {difference:.2g}, relative")
+            raise RuntimeError(f"results differ from {planned} by {100 * difference:.3g}%")
         # Saved bytes add up over all layers until backward, so only 1 % more is allowed; a short peak may be higher.
         if found.saved > expected.saved + expected.saved // 100 or found.peak > expected.peak + PEAK_TOLERANCE:
             raise RuntimeError(f"needs more memory than {planned}")
@@ -291,7 +292,7 @@ def measure_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int,
 
 
 def _relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest norm-relative difference between a found tensor and its expected one."""
+    """Return the largest norm-relative difference between a tensor in ``found`` and the one in ``expected``."""
     pairs = [(actual.float(), wanted.float()) for actual, wanted in zip(found, expected, strict=True)]
     return max(float((actual - wanted).norm() / wanted.norm()) for actual, wanted in pairs)
 
@@ -312,7 +313,7 @@ def retry_once_on_oom(work: Callable[[], T], device: torch.device) -> T:
 
 
 def reason(error: RuntimeError) -> str:
-    """Return a few words that say why something could not be timed."""
+    """Return a short reason why something could not be timed, for the run's log."""
     if is_out_of_memory(error):
         return "out of memory"
     if any(words in str(error) for words in _NO_KERNEL_MESSAGES):

@@ -177,7 +177,7 @@ def autotune_layout(
         return LayoutChoice(
             False, 'fit.channels_last is not used: it does not support a LoRA on convolutions (recipe.layers = "all").'
         )
-    if job.fit.deterministic:
+    if job.fit.deterministic:  # the job keeps channels-last as the user set it
         return None
     buckets = Counter(image.bucket for image, _ in epoch_samples(images, 0))
     (size, _), *_ = buckets.most_common(1)
@@ -258,5 +258,5 @@ def _seconds(
         (input_gradient(x_last, grad_output_last).float() - expected.float()).norm() / expected.float().norm()
     )
     if not difference <= TOLERANCE:
-        raise RuntimeError(f"gradients differ by {difference:.2g}, relative")
+        raise RuntimeError(f"gradients differ by {100 * difference:.3g}%")
     return contiguous, clock(lambda: input_gradient(x_last, grad_output_last))

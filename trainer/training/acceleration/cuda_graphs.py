@@ -33,7 +33,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 Generous: a wrong graph is off by about 1. In deterministic mode the difference must be 0."""
 
 OnNotice = Callable[[str, str], object]
-"""Called with a notice for the user: its code and its sentence."""
+"""Callback that receives a notice for the user: its code and its sentence."""
 Shape = tuple[torch.Size, ...]
 # In older versions a failed capture left PyTorch's allocator unusable: https://github.com/pytorch/pytorch/pull/180395
 MIN_TORCH = "2.13"
@@ -201,7 +201,7 @@ class GraphedSteps:
     def _run_and_capture(self, engine: Engine, micro: MicroBatch, shape: Shape) -> Tensor:
         """Run the micro-batch eagerly, then try to capture it; the step uses the eager gradients whatever happens.
 
-        Takes memory for three sets of gradients: of the earlier micro-batches, the eager pass and the replay.
+        Needs memory for three sets of gradients: from earlier micro-batches, the eager pass and the replay.
         """
         gradients, seed = engine.master_weights.gradients(), torch.initial_seed()
         accumulated = _copies(gradients)
@@ -234,7 +234,7 @@ class GraphedSteps:
         exact = torch.are_deterministic_algorithms_enabled()
         if not difference <= (0.0 if exact else TOLERANCES.get(engine.models.dtype, 0.0)):
             self._refused.add(shape)
-            self._report(f"gradients of a CUDA graph differ from those of a normal step by {difference:.2g}, relative")
+            self._report(f"gradients of a CUDA graph differ from those of a normal step by {100 * difference:.3g}%")
             return
         self._graphs[shape] = graph
         self._remember_addresses(engine)

@@ -240,7 +240,7 @@ def _require_same_results(int8: Callable[[], Tensor], usual: Callable[[], Tensor
     result, expected = int8().float(), usual().float()
     difference = float((result - expected).norm() / expected.norm())
     if not difference <= TOLERANCE:
-        raise RuntimeError(f"wrong results (off by {difference:.2g}, relative)")
+        raise RuntimeError(f"wrong results (off by {100 * difference:.3g}%)")
 
 
 def _summary(timings: Sequence[Timing], layers: Mapping[Linear, int], direction: Direction, shape: str) -> str:

@@ -183,6 +183,7 @@ def measure_rate(
         timed = _timed(sizes, device, _cpu_clock(), _bare_call(), seconds)
         return DeviceSpeed(name or f"cpu, {torch.get_num_threads()} threads", timed, _fastest(timed), host, 0.0)
     timed = _timed(sizes, device, _gpu_clock(device), EMPTY_KERNEL_SECONDS, seconds)
+    # cuBLAS keeps a workspace per stream, which would count as used memory in the run's own budget.
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return DeviceSpeed(name or str(device), timed, _fastest(timed), EMPTY_KERNEL_SECONDS, host)
@@ -243,8 +244,8 @@ def _timed(
 ) -> tuple[TimedOperation, ...]:
     """Time every size, within a total of ``budget`` seconds; ``bare`` is the fixed overhead to subtract.
 
-    On the CPU the sizes take turns, so that each finds the CPU caches full of other data, as in a training step; a
-    convolution repeated back to back takes only 70 % of that time. On a GPU each size is timed separately, because
+    On the CPU the sizes take turns, so that the CPU caches contain other data, as in a training step; a convolution
+    repeated back to back takes only 70 % of that time. On a GPU each size is timed separately, because
     memory may not suffice for all tensors at once.
     """
     together = device.type != "cuda" and sum(size.bytes for size in sizes) < _TOGETHER

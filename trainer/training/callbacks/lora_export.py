@@ -147,7 +147,7 @@ class Exporter:
 
 
 def due(step: int, every: int | None) -> bool:
-    """Return whether something that is done every ``every`` steps, or never if None, is due after ``step``."""
+    """Return whether an action that repeats every ``every`` steps is due after ``step``; False if ``every`` is None."""
     return bool(every) and step > 0 and step % (every or 1) == 0
 
 

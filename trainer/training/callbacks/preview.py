@@ -1,4 +1,4 @@
-"""Preview images drawn during a run with the current LoRA, to show its progress."""
+"""Preview images rendered during a run with the current LoRA, to show its progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.training.engine import Engine, StepResult, TrainingProgress
 from trainer.training.reporting.reporter import Reporter
 
 OnDrawn = Callable[[int, Path, float], None]
-"""Called with the prompt's index, the image file and the seconds that the image took."""
+"""Callback that receives the prompt's index, the image file and the seconds that the image took."""
 
 
 class Previewer:
@@ -64,10 +64,10 @@ class Previewer:
         on_drawn: OnDrawn,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        """Draw every prompt and write its image; ``encoders`` are the loaded text encoders, if any.
+        """Render every prompt and write its image; ``encoders`` are the loaded text encoders, if any.
 
-        All latents are drawn before the VAE is loaded, so that with ``preview_offload`` the UNet and the VAE are never
-        on the GPU at the same time.
+        All latents are sampled before the VAE is loaded. With ``preview_offload``, the UNet and the VAE are therefore
+        never on the GPU at the same time.
         """
         latents, seconds = [], []
         for index, prompt in enumerate(self.prompts):
@@ -112,7 +112,7 @@ class Previewer:
 
 
 class PreviewCallback:
-    """Callback that draws the preview prompts, first at step 0 as the baseline."""
+    """Callback that renders the preview prompts, first at step 0 as the baseline."""
 
     phase: ForecastPhase = "preview"
 
@@ -123,12 +123,12 @@ class PreviewCallback:
         self.reporter = reporter
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Draw the baseline, or previews due at this step that a killed attempt did not finish."""
+        """Render the baseline, or previews due at this step that a killed attempt did not finish."""
         if (progress.step == 0 or self._due(progress.step)) and not self.previewer.is_complete(progress.step):
             self.render(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Draw previews if they are due, and after the last step."""
+        """Render previews if they are due, and after the last step."""
         if self._due(progress.step):
             self.render(progress)
 
@@ -136,7 +136,7 @@ class PreviewCallback:
         return step == self.engine.steps or due(step, self.engine.job.report.previews.every)
 
     def render(self, progress: TrainingProgress) -> None:
-        """Draw all prompts with the weights in their exported form."""
+        """Render all prompts with the weights in their exported form."""
         if not self.previewer.prompts:
             return
         self.reporter.phase("preview", 0, len(self.previewer.prompts))

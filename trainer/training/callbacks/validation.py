@@ -105,10 +105,9 @@ class ValidationCallback:
         if progress.step == 0 and not any(map(is_finite, measured.per_timestep.values())):
             raise BaseModelError(
                 "base.not_finite",
-                "Could not train: the base predicts numbers that are not finite (NaN or infinity) for every image, "
-                "before anything was trained.",
-                "Its weights are probably damaged: get the base again or choose another one. If it works elsewhere, "
-                'set fit.dtype = "fp32".',
+                "Could not train: even before training, the base returns NaN or infinity for every image.",
+                "Its weights are probably damaged: download the base again or choose another one. If it works in other "
+                'programs, set fit.dtype = "fp32".',
             )
         self.reporter.write(
             events.Validation(

@@ -91,7 +91,7 @@ class BatchSchedule:
         shard, samples = self._list_shard(self.epoch_of(step))
         samples += extra_samples
         texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
-        if self.prepared is not None:
+        if self.prepared is not None:  # makes space; entries that other processes wrote stay
             self.cache.drop_all_but(samples, texts)
         if cached := self.cache.ensure_latents(samples, lambda *amount: on_phase("cache_pictures", *amount)):
             report(cached)
@@ -126,6 +126,7 @@ class BatchSchedule:
             images = [sample.image for sample in fresh.values()]
             size += sum(latent_bytes(one.bucket, masked=one.mask != "none") + self._text_bytes for one in images)
             showings += sum(map(len, self._epoch(epoch)))
+            # The first epoch is always included, even above the limit: its steps could not run without it.
             if epoch > first and (size > limit or showings > MAX_SHARD_SAMPLES):
                 return CacheShard(first, epoch - 1, form), list(distinct.values())
             distinct |= fresh
@@ -202,6 +203,7 @@ class Collator:
         strength = np.float32(self.job.recipe.objective.input_perturbation)
         if not strength:
             return None
+        # From a stream of its own: switching perturbation on or off changes no other random number of the run.
         perturbed = [
             base + strength * self.stream(sample, "perturbation").standard_normal(base.shape, dtype=np.float32)
             for sample, base in zip(samples, noise, strict=True)
@@ -227,6 +229,7 @@ class Collator:
         if not any("mask" in entry for entry in entries):
             return None
         floor = self.job.recipe.objective.unmasked_weight
+        # Images without a mask get the full weight everywhere.
         whole = torch.ones_like(entries[0]["mean"][:1])
         masks = [entry.get("mask", whole) for entry in entries]
         return torch.stack(masks).mul(1.0 - floor).add(floor)

@@ -72,10 +72,10 @@ def require_unchanged(images: Iterable[ImageRecord], check: Callable[[], object]
     changed = sorted(path for path, sha256 in stated if is_changed(path, sha256))
     if changed:
         names = ", ".join(str(path) for path in changed[:MOST_NAMED]) + (" ..." if len(changed) > MOST_NAMED else "")
+        count = "1 file has" if len(changed) == 1 else f"{len(changed)} files have"
         raise DatasetError(
             "dataset.changed",
-            f"Could not cache {len(changed)} file(s) of the dataset: they have changed or disappeared since the run "
-            f"started: {names}.",
+            f"Could not cache the dataset: {count} changed or disappeared since the run started ({names}).",
             "Restore the files, or start a new run.",
         )
 

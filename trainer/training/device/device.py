@@ -44,8 +44,8 @@ def this_machine(requested: str | None) -> Machine:
     if index >= torch.cuda.device_count():
         raise JobError(
             "fit.device",
-            f'Could not use fit.device = "{requested}": PyTorch sees {torch.cuda.device_count()} CUDA GPU(s) here.',
-            "Set fit.device to one of them, or remove the line; `python -m trainer doctor` lists them.",
+            f'Could not use fit.device = "{requested}": PyTorch does not find this GPU.',
+            "Set fit.device to a GPU that `python -m trainer doctor` lists, or remove fit.device.",
         )
     found = gpu_info(index)
     return Machine(f"cuda:{index}", found.name, found.total_bytes, found.bf16, cores)

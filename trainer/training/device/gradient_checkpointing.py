@@ -38,7 +38,7 @@ def set_checkpointing(
         raise JobError(
             "job.gradient_checkpointing",
             f"Could not set fit.gradient_checkpointing: it names {', '.join(unknown)}, which this base does not have.",
-            f"Choose from {', '.join(blocks)}, or write none or full.",
+            f'Choose from {", ".join(blocks)}, or use "none" or "full".',
         )
     for encoder in text_encoders:
         _switch_layers(encoder, on=choice == "full", dropouts=dropouts)

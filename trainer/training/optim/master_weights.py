@@ -106,7 +106,7 @@ class MasterWeights:
         if unmatched:
             raise RunError(
                 "run.adapter",
-                f"Could not load the saved weights: {len(unmatched)} of them do not fit this job's adapter, first "
+                f"Could not load the saved weights: {len(unmatched)} of them do not match this job's adapter, such as "
                 f"{unmatched[0]}.",
                 "Resume with the job that the run was started with, or start a new run.",
             )

@@ -134,6 +134,7 @@ def pack_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, JsonV
 
     def pack(value: Any, name: str) -> JsonValue:
         if isinstance(value, Tensor):
+            # bitsandbytes shares its quantization maps between all weights; stored per weight they would add up.
             if id(value) not in names:
                 names[id(value)] = name
                 tensors[name] = value.detach().to("cpu", copy=True).contiguous()

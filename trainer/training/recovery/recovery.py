@@ -204,7 +204,7 @@ class Recovery:
     def _save_new_plan(self) -> None:
         """Write a checkpoint if the plan has changed, so that a resumed run starts under the plan that works.
 
-        Call this only before a step, after all callbacks of the previous one: a resume would skip that validation.
+        Call this only before a step, after all callbacks of the previous one: a resume skips those that have not run.
         """
         engine, checkpoints = self._loaded_engine(), self.checkpoints
         if checkpoints and checkpoints.fallbacks != self.plan.applied:
@@ -227,7 +227,7 @@ class Recovery:
         """Return the advice to change fit keys that the user set, if that would lower memory use; "" otherwise."""
         lower = self.plan.forbidden(report.step, report.phase)
         keys = [f"fit.{key} = {json.dumps(value)}" for key, value in lower.items()]
-        return f"Set {' or '.join(keys)} in the run's job.toml, instead of the value you chose; or: " if keys else ""
+        return f"Set {' or '.join(keys)} in the run's job.toml to use less memory. " if keys else ""
 
     def _loaded_engine(self) -> Engine:
         engine = self.manager.engine

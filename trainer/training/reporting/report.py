@@ -89,7 +89,7 @@ def _phases(written: Sequence[events.Event], forecast: Forecast | None) -> Itera
 
 
 def _caching(written: Iterable[events.Event]) -> dict[str, CachingReport]:
-    """Return the encoding speed by phase, from the pass with the most entries; a few entries say little."""
+    """Return the encoding speed by phase, from the largest encoding pass; small ones are not representative."""
     speeds = (event for event in written if isinstance(event, events.CachingSpeed))
     return {
         event.phase: CachingReport(event.count, event.seconds, event.decode, event.encode, event.write)

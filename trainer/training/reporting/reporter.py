@@ -24,9 +24,9 @@ BEAT_SECONDS = 1.0
 
 OnEvent = Callable[[events.Event], None]
 OnBeat = Callable[[events.Phase], object]
-"""Called with the current phase when it begins, then about once a second while it reports progress."""
+"""Callback that receives the current phase when it begins, then about once a second during progress."""
 Learn = Callable[[RunReport], str | None]
-"""Called with a finished run's report to calibrate later forecasts; returns a problem to report, or None."""
+"""Callback that calibrates later forecasts with a finished run's report; returns a problem to report, or None."""
 # Seconds between two listings of the command folder. Each takes about 10 µs on a local disk, far more on a network
 # share.
 POLL_SECONDS = 0.05
@@ -45,7 +45,7 @@ class Reporter:
         self.on_event = on_event
         self.learn = learn
         self.on_phase: Callable[[], object] = lambda: None
-        """Called whenever a phase is reported, before anything is written."""
+        """Callback invoked whenever a phase is reported, before anything is written."""
         self.on_beat: OnBeat = lambda _phase: None
         self.writer: events.EventWriter | None = None
         self._beat = 0.0

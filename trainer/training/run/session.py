@@ -99,9 +99,11 @@ class Attempt:
         saved = self._find_checkpoint()
         self.run.write_status(self.status(None, number, "running"))
         warn_of_allocator(self.parts.device, self.reporter)
+        # The free memory may have changed since the run was planned, maybe days ago.
         cap_memory(self.parts.device)
         recovery = self.recovery
         recovery.first = saved.step if saved else 0
+        # Encode before the models are loaded, so that the VAE and the UNet need not fit in memory together.
         recovery.prepare_step(recovery.first)
         engine = self._load(saved)
         recovery.checkpoints = checkpoints = CheckpointCallback(engine, self.run, self.reporter, self.plan)
@@ -111,6 +113,7 @@ class Attempt:
         ]
         with attention_kernels(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
             train(engine, recovery, callbacks)
+            # All steps are done: a pause request must not interrupt the final export any more.
             self.control.begin_ending()
             return self._finish(engine, saving)
 

@@ -106,6 +106,7 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
         reporter.notice("plan", sentence)
     frozen = frozen.replaced(fit=planned.fit, fallbacks=settled_fallbacks(job, planned))
     frozen, notices = autotuned(frozen, job.fit, source, dataset.images)
+    # Nothing has been written until here, so an error above leaves no run behind.
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     made(run.path)
     files.write_text(run.job, dump_job(frozen, comments=False))
@@ -157,7 +158,7 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
         raise DatasetError(
             "dataset.empty",
             "Could not start training: the dataset has no usable training images.",
-            "Run `python -m trainer check` on the folder: it lists the problem of each image.",
+            "Run `python -m trainer check` on the folder to list the problem of each image.",
         )
     showings = samples_per_epoch(dataset.images)
     reporter.notice("length", f"Length: {resolve_length(job.recipe, showings)}.")
@@ -214,6 +215,7 @@ def attempt(
         "versions": versions(),
     }
     images = read_listing(run.listing)
+    # The device's lock is optional: an engine of the queue holds it already, and users may train two runs on one GPU.
     with run.hold(), locks.try_hold_lane(locks.lane_of(job.fit.device)), keep_awake(f"Training {run.name}"):
         held(run.path)
         number = run.begin_attempt(facts)

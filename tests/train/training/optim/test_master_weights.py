@@ -106,9 +106,9 @@ def test_load_takes_all_or_nothing() -> None:
     masters = make_masters(torch.bfloat16)
     saved = {key: torch.randn_like(master) for key, master in masters.masters.items()}
     before = masters.masters["w0"].detach().clone()
-    with pytest.raises(RunError, match=r"1 of them do not fit this job's adapter, first w2"):
+    with pytest.raises(RunError, match=r"1 of them do not match this job's adapter, such as w2"):
         masters.load({key: saved[key] for key in ("w0", "w1")})
-    with pytest.raises(RunError, match=r"1 of them do not fit this job's adapter, first w1"):
+    with pytest.raises(RunError, match=r"1 of them do not match this job's adapter, such as w1"):
         masters.load({**saved, "w1": torch.zeros(7)})
     assert torch.equal(masters.masters["w0"], before)
     masters.load(saved)
