@@ -165,7 +165,7 @@ def with_retries(action: Callable[[], _Result]) -> _Result:
 
 
 def safe_name(text: str, otherwise: str = "unnamed") -> str:
-    """Return `text` without unsafe characters as a path component; `otherwise` if no characters are left.
+    """Return `text` as a path component, without unsafe characters; `otherwise` if no characters are left.
 
     Letters of all scripts are kept.
     """

@@ -94,7 +94,7 @@ class DeviceState:
         return low
 
     def workspace_bytes(self, storage: Storage) -> int:
-        """Return the bytes of a workspace: as configured for cuBLAS, and a share of the operands' bytes for cuDNN."""
+        """Return a workspace's bytes: the configured size for cuBLAS, a share of the operands' bytes for cuDNN."""
         if storage.module.startswith("cublas"):
             return self.overheads.cublas_workspace_bytes
         return int(storage.bytes * self.overheads.cudnn_workspace_share)

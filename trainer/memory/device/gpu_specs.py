@@ -60,7 +60,7 @@ class GpuSpec:
     bandwidth: float
     """Memory bandwidth in bytes per second."""
     windows_share: float
-    """Share of memory that the driver and desktop use on Windows before any program starts; 0 without a screen."""
+    """Share of memory that the driver and desktop use on Windows before any program starts; 0 in data center GPUs."""
     source: str
     """Sources of the figures."""
     unsure: tuple[str, ...] = ()
@@ -128,6 +128,7 @@ def _gpu_here() -> GpuSpec:
             "Could not find an NVIDIA GPU to plan for: this PC has none, or its driver is not installed.",
             'Name a GPU, such as --gpu "RTX 3060" or --gpu 8GB; `python -m trainer doctor` shows what was found.',
         )
+    # As a run without fit.device does: the GPU with the most free memory.
     return specs_of(max(found, key=lambda card: card.free_bytes))
 
 

@@ -512,6 +512,6 @@ def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=8192)
 def _part(module: str) -> str:
-    """Return the name, as users know it, of the UNet block or else of the model that a module belongs to."""
+    """Return the user-facing name of the UNet block that contains a module, or of its model outside of blocks."""
     block = unet_block(module)
     return f"unet.{block}" if block else module.partition(".")[0]

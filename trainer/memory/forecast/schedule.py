@@ -135,7 +135,7 @@ class PhaseCounts:
     texts: int = 20
     """Number of distinct texts that are encoded."""
     measured: int = 8
-    """Number of images that each validation measures."""
+    """Number of images per validation."""
     validations: int = 11
     """Number of validations."""
     previews: int = 6

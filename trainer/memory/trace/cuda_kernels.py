@@ -217,7 +217,7 @@ def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _foreach_norm(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of partial sums: each tensor has as many as the largest has chunks (ForeachReduceOp.cu)."""
+    """Return the bytes of partial sums: for each tensor, one per chunk of the largest tensor (ForeachReduceOp.cu)."""
     tensors = args[0]
     chunks = max(-(-tensor.numel() // _NORM_CHUNK) for tensor in tensors)
     return (len(tensors) * chunks * 4,)

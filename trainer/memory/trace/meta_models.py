@@ -69,7 +69,7 @@ def bare_vae(workload: Workload) -> AutoencoderKL:
 
 
 def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Placed:
-    """Place a model's weights as loading does and return the model; its source memory is never touched or committed."""
+    """Place a model's weights as loading does, and return the model; the source tensors are never read or written."""
     stored = {
         name: StoredTensor(weight, partial(torch.empty, weight.shape, dtype=dtype))
         for name, weight in model.named_parameters()

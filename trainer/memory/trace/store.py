@@ -366,7 +366,7 @@ class TraceStore:
         return self._found(key, Archive.read, read)
 
     def summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """Return the summaries of the traces under ``key``; None if ``load`` returns None, but ten times faster."""
+        """Return the summaries of the traces under ``key``, or None, as ``load`` does but ten times faster."""
         return self._found(key, Archive.read_summaries, read_summaries)
 
     def save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
@@ -386,6 +386,7 @@ class TraceStore:
     def _found(
         self, key: str, look: Callable[[Archive, str], T | None], reader: Callable[[Path], T | None]
     ) -> T | None:
+        # Shipped archives first: they are read once and stay in memory, while each own entry is a file to open.
         found = _find_in(self._archives, key, look)
         if found is None:
             found = self._load_own(key, reader)

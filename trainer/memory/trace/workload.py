@@ -138,6 +138,7 @@ class Workload:
         ``more`` contains further arguments of the request, such as a bucket and a number of images.
         """
         known = self._facts()
+        # The library versions are included because their code is what gets traced; another version may allocate more.
         content = [FORM, __version__, library_versions(), part, more, [(name, known[name]) for name in _FACTS[part]]]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode("utf-8")).hexdigest()
 
@@ -145,6 +146,7 @@ class Workload:
         recipe, fit = self.recipe, self.fit
         objective = recipe.objective
         texts = [_plain(config) for config in self.text_configs]
+        # Of the texts only whether there is a negative one: all are padded to the same number of tokens.
         prompts = [(p.width, p.height, p.sampler, p.steps, p.guidance, bool(p.negative)) for p in self.previews]
         return {
             "unet": (self.family, _plain(self.unet_config)),
@@ -218,6 +220,7 @@ class SourceFacts(Protocol):
 def workload_of_job(job: Job, source: SourceFacts, images: Sequence[ImageRecord]) -> Workload:
     """Return the workload of a job with a resolved recipe, from its base and images."""
     shown = Counter(image.bucket for image, _ in epoch_samples(images, 0))
+    # Shapes that occur only in later epochs count as well: one of them may need the most memory.
     shown.update({image.bucket: 0 for image in images if image.kind != "validation"})
     held_out = Counter(image.bucket for image in images if image.kind == "validation")
     side = job.recipe.resolution

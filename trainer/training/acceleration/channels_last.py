@@ -219,6 +219,7 @@ def residual_blocks(unet: Config, size: tuple[int, int], images: int) -> Counter
     depths = list(zip(unet["block_out_channels"], by_depth(unet, "layers_per_block", 2), strict=False))
     for depth, (channels, layers) in enumerate(depths):
         width, height = (-(-side // (8 << depth)) for side in size)
+        # The deepest level also has the two blocks of the middle block.
         counts[ResidualShape(images, channels, channels, height, width)] += layers + 2 * (depth == len(depths) - 1)
         counts[ResidualShape(images, 2 * channels, channels, height, width)] += layers + 1
     return counts

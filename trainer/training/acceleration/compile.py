@@ -87,7 +87,7 @@ class CompiledBlocks:
                 block.forward = functools.partial(self._forward, eager, _compile(eager))  # type: ignore[method-assign]
 
     def step(self, engine: Engine, work: Callable[[], Tensor]) -> Tensor:
-        """See trainer.training.engine.StepCompiler."""
+        """Return the result of ``work``, a step of ``engine``; runs it uncompiled if compiling fails twice."""
         if self._disabled:
             return work()
         message = ""
@@ -111,7 +111,7 @@ class CompiledBlocks:
         return work()
 
     def give_up(self) -> None:
-        """See trainer.training.engine.StepCompiler."""
+        """Stop compiling for good and report it, because memory ran out."""
         if not self._disabled:
             self._disabled = True
             _report(self._tell, "GPU memory ran out, so compiling is off")

@@ -159,7 +159,7 @@ class GraphedSteps:
         self._gradients: list[Tensor] = []
 
     def run(self, engine: Engine, micro: MicroBatch) -> Tensor:
-        """See trainer.training.engine.StepRecorder."""
+        """Add the micro-batch's gradients to those of the master weights and return its loss; see StepRecorder."""
         shape = tuple(tensor.shape for tensor in micro.tensors())
         # Checked before every replay; costs a comparison per weight on the host, without waiting for the GPU.
         if self._graphs and not self._is_unmoved(engine):
@@ -172,14 +172,14 @@ class GraphedSteps:
         return _run_eagerly(engine, micro)
 
     def forget(self) -> None:
-        """See trainer.training.engine.StepRecorder. Known shapes are captured again at their next micro-batch."""
+        """Free all graphs; each known shape is captured again at its next micro-batch."""
         self._graphs.clear()
         # PyTorch forbids another capture into a pool whose graphs are all deleted: the next one needs a new pool.
         self._recorder = None
         self._weights, self._gradients = [], []
 
     def give_up(self) -> None:
-        """See trainer.training.engine.StepRecorder."""
+        """Free all graphs and stop capturing for good, because memory ran out."""
         if self.in_use:
             self._report("GPU memory ran out, so CUDA graphs are off and their memory is released")
         self._turn_off()
@@ -190,7 +190,7 @@ class GraphedSteps:
 
     @property
     def in_use(self) -> bool:
-        """See trainer.training.engine.StepRecorder."""
+        """Return whether there are graphs or more may be captured."""
         return self._enabled or bool(self._graphs)
 
     def _should_capture(self, engine: Engine, shape: Shape) -> bool:

@@ -110,6 +110,7 @@ def autotune_int8(
         return None
     if job.fit.int8_products is not None:
         return ProductChoice(job.fit.int8_products, ("int8 GEMMs are used for the layers in fit.int8_products.",))
+    # Only the most frequent bucket is timed: all buckets have about the same number of tokens.
     buckets = Counter(image.bucket for image, _ in epoch_samples(images, 0))
     (size, _), *_ = buckets.most_common(1)
     batch = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
@@ -185,6 +186,7 @@ def _timing(
     linear: Linear, direction: Direction, device: torch.device, dtype: torch.dtype, measure: Clock | None
 ) -> Timing:
     try:
+        # What the run would do without int8 GEMMs is to dequantize first; `plain` is timed for the log only.
         plain, usual, int8 = (_product_call(linear, direction, device, dtype, how) for how in (None, NEVER, _BOTH))
         _require_same_results(int8, usual)
         return Timing(linear, direction, *(map(measure, (plain, usual, int8)) if measure else (1.0, 1.0, 0.0)))

@@ -95,6 +95,7 @@ def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, flo
         if group["base_lr"] is None:
             rates[group["part"]] = _relative_step(optimizer, group)
             continue
+        # From the base rate and not the current one, so rounding errors do not add up and a resume gives the same rate.
         group["lr"] = group["base_lr"] * multiplier
         rates[group["part"]] = group["lr"] * group.get("d", 1.0)
     return rates
@@ -109,6 +110,7 @@ def averaged_weights(optimizer: Optimizer, masters: MasterWeights) -> Iterator[N
     if not isinstance(optimizer, AdamWScheduleFree):
         yield
         return
+    # Costs a copy of the master weights on the device while the block runs.
     saved = [master.detach().clone() for master in masters.masters.values()]
     try:
         optimizer.eval()

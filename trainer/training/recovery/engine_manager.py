@@ -206,7 +206,7 @@ class EngineManager:
         set_checkpointing(engine.models.unet, engine.models.text_encoders, choice, dropouts=dropouts)
 
     def _use(self, fit: FitConfig) -> Job:
-        """Give everything that reads fit settings a job with ``fit``, and return that job."""
+        """Pass a job with ``fit`` to everything that reads fit settings, and return that job."""
         job = self.job.replaced(fit=fit)
         for user in (self.parts.cache, self.parts.batches, *self.evaluators):
             user.job = job
