@@ -291,7 +291,7 @@ class Queue:
             raise _refused(self.folder, error) from error
 
     def change(self, name: str, change: Callable[[Entry], Entry]) -> Entry:
-        """Replace an entry with the one that `change` returns for it, and return that."""
+        """Replace an entry with the one that `change` returns for it, and return the new entry."""
         with self.editing():
             return self._write(change(self.get(name)))
 

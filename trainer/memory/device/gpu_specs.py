@@ -102,6 +102,7 @@ def specs_of(card: gpu.Gpu) -> GpuSpec:
     """
     words, _ = _read(card.name)
     listed = _named(words)
+    # Without a listed name, a GPU of the same architecture is the best guess for rates and bandwidth.
     alike = listed or [model for model in known_gpus() if model.generation == card.generation] or known_gpus()
     near = min(alike, key=lambda model: abs(model.total_bytes - card.total_bytes))
     return replace(

@@ -53,7 +53,7 @@ def rate_of(gpu: GpuSpec, system: str) -> DeviceSpeed:
 
 
 def _dense_rates(gpu: GpuSpec, kind: str) -> dict[str, float]:
-    """Return the TFLOP/s of ``kind`` by dtype; by default, PyTorch uses TF32 for fp32 convolutions but not products."""
+    """Return TFLOP/s by dtype for a kind of work; by default, fp32 convolutions use TF32 but fp32 GEMMs do not."""
     single = gpu.tflops["tf32" if kind == "conv" else "float32"]
     half = gpu.tflops["float16"]
     # Without hardware support bf16 is widened to fp32; 8- and 4-bit weights are multiplied in a 16-bit dtype.

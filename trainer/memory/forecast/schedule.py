@@ -213,9 +213,9 @@ def repeats(workload: Workload) -> tuple[int, ...]:
 
 
 def training_totals(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
-    """Return the memory totals of placing the weights, a first step and a later step in one shape.
+    """Return a lower bound for training: the memory totals of one shape's traces in sequence.
 
-    They are a lower bound for training.
+    The sequence is: placing the weights, the first step, a later step.
     """
     first, later = optimizer_step(workload, steps, first=True), optimizer_step(workload, steps)
     return total_in_sequence([steps.weights, *first, *later])

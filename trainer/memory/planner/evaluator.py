@@ -366,7 +366,7 @@ class Evaluator:
         return self._preview_cache.get(_preview_key(fit)) if self._previews else NOTHING_KNOWN
 
     def _previews_bound(self, fit: FitConfig) -> Figures:
-        """Return lower bounds for previews, from settings with more or less tiling and offloading, which cost time."""
+        """Return lower bounds for previews: the time with less tiling and offloading, the memory with more of them."""
         quantize, tiling, offload = _preview_key(fit)
         seconds, needed = 0.0, 0
         for (other, tiled, away), figures in self._preview_cache.items():

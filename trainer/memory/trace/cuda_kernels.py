@@ -206,7 +206,7 @@ def _flash_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return upper bounds for the bytes of delta and, in 16 bits, fp32 gradients (workspace in kernel_backward.h)."""
+    """Return upper bounds for the bytes of delta and, for 16-bit inputs, fp32 gradients (kernel_backward.h)."""
     query, key = args[1], args[2]
     batch, heads, queries, width = query.shape
     delta = batch * heads * queries * 4

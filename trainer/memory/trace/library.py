@@ -97,7 +97,7 @@ class TraceLibrary:
         self._ensure_traces(request)
 
     def steps(self, workload: Workload, bucket: Size, images: int) -> Steps[MemoryTrace]:
-        """Return the traces of training on micro-batches of ``images`` in ``bucket``."""
+        """Return the traces of training on micro-batches of ``images`` images of size ``bucket``."""
         micro = self._ensure_traces(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase(workload, "optimizer"))
 

@@ -62,7 +62,7 @@ class MemoryTrace:
 
 @dataclass(frozen=True, slots=True)
 class UnetBlock:
-    """Figures of a UNet block, measured in a forward without checkpointing."""
+    """Memory and cost of a UNet block, measured in a forward without checkpointing."""
 
     name: str
     saved_bytes: int

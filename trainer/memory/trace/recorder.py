@@ -158,7 +158,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live.name = live.name or name
 
     def mark_zero(self, tensor: Tensor) -> None:
-        """Mark a tensor as all zeros, for code that branches on its values."""
+        """Mark a tensor as all zeros, so that code that checks its values with ``any`` reads False."""
         self._zeros.add(tensor.untyped_storage()._cdata)
 
     def knows(self, tensor: Tensor) -> bool:

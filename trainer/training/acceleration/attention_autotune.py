@@ -245,6 +245,7 @@ def _require_same_results(
 ) -> None:
     """Raise RuntimeError if, at any shape, ``kernel`` gives different results than ``planned`` or needs more memory."""
     for shape in shapes:
+        # The same inputs for both kernels, or the results could not be compared.
         attention = _Attention(shape, device, dtype)
         expected, found = (_measure(candidate, attention, device) for candidate in (planned, kernel))
         if not (difference := _relative_difference(found.values, expected.values)) <= TOLERANCES.get(dtype, 0.0):

@@ -190,6 +190,7 @@ def autotune_layout(
     measure = clock(SECONDS / (2 * len(blocks)))
     try:
         with numeric_settings(job), torch.random.fork_rng([] if device.type == "cpu" else [device]):
+            # The kernels are compiled in the first call, which the clock's warm-up leaves out of the timings.
             kernels = Kernels.of(device)
             timings = [
                 (count, retry_once_on_oom(partial(_seconds, maps, unet, kernels, device, dtype, measure), device))

@@ -240,6 +240,7 @@ def _product_call(
 def _require_same_results(int8: Callable[[], Tensor], usual: Callable[[], Tensor]) -> None:
     """Raise RuntimeError if the int8 GEMM is unsupported here or wrong, as it is with some versions of cuBLAS."""
     result, expected = int8().float(), usual().float()
+    # `not <=` below, because NaN would pass a comparison with `>`.
     difference = float((result - expected).norm() / expected.norm())
     if not difference <= TOLERANCE:
         raise RuntimeError(f"wrong results (off by {100 * difference:.3g}%)")

@@ -125,7 +125,7 @@ def attention_kernels(choice: AttentionChoice, device: torch.device, dtype: torc
 def choose_attention_kernel(
     choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]
 ) -> AttentionChoice:
-    """Return the kernel to store in the frozen job: for "auto" the first that supports heads of all ``widths``.
+    """Return ``choice``; for "auto", the first of flash, efficient and math that supports heads of all ``widths``.
 
     Raises JobError if a kernel that the user chose does not support them on this device, and RuntimeError if memory
     runs out.
@@ -134,6 +134,7 @@ def choose_attention_kernel(
         with sdpa_kernel(KERNELS[choice]):
             _try_kernel(choice, device, dtype, widths)
         return choice
+    # Flash first: forecasts assume it. Math comes last, because it stores all attention scores.
     for kernel in ("flash", "efficient"):
         with suppress(JobError):
             return choose_attention_kernel(kernel, device, dtype, widths)
