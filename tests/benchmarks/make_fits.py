@@ -120,12 +120,12 @@ class Reasons:
         return f"The UNet stays on the GPU while previews are decoded. With it offloaded, they would need {less}."
 
     def _cost(self, **changes: Any) -> str:
-        """Return what training would need and take with other values: "need 5.2 GiB more and be 20 % faster"."""
+        """Return what training would need and take with other values: "need 5.2 GiB more and be 20% faster"."""
         other = replace(self.question.workload, fit=self._fit.replaced(**changes))
         need, seconds = training_figures(other, self.question.device_state, self.traces)
         now, time = self._figures
         percent = round(100 * (seconds / time - 1))
-        pace = f"take {percent} % longer" if percent > 0 else f"be {-percent} % faster" if percent else "be as fast"
+        pace = f"take {percent}% longer" if percent > 0 else f"be {-percent}% faster" if percent else "be as fast"
         return f"need {_difference(need - now)} and {pace}"
 
     @cached_property

@@ -92,7 +92,7 @@ def check_gpu(gpu: Gpu) -> DoctorCheck:
     if gpu.temperature is not None:
         facts.append(f"{gpu.temperature} °C")
     if gpu.load is not None:
-        facts.append(f"{gpu.load} % busy")
+        facts.append(f"{gpu.load}% busy")
     sentence = f"GPU {gpu.index}: {gpu.name}, {free}, {', '.join(facts)}"
     if gpu.temperature is not None and gpu.temperature >= HOT_CELSIUS:
         return DoctorCheck("doubtful", sentence, "It is so hot that it slows down: clean its fans and air vents.")
@@ -107,7 +107,7 @@ def check_uses(gpu: Gpu) -> DoctorCheck:
         return DoctorCheck("doubtful", sentence, f"Close programs that you do not need{_largest_use(gpu)}.")
     if gpu.load is not None and gpu.load >= BUSY_PERCENT:
         return DoctorCheck(
-            "doubtful", sentence, f"It is {gpu.load} % busy, which slows training down. Close games first."
+            "doubtful", sentence, f"It is {gpu.load}% busy, which slows training down. Close games first."
         )
     return DoctorCheck("ok", sentence)
 

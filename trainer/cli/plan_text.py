@@ -191,7 +191,7 @@ def margin(device_state: DeviceState) -> str:
         case "excess":
             why = f"a finished run took {words.size(found.worst.bytes)} more than forecast"
         case "limit":
-            why = f"a finished run took {words.size(found.worst.bytes)} more than forecast; 15 % is the limit"
+            why = f"a finished run took {words.size(found.worst.bytes)} more than forecast; 15% is the limit"
         case "shortage":
             why = f"a run ran out of memory, {words.size(found.shortage.bytes)} above its forecast"
     return f"Margin: {words.size(kept.bytes)} stays free because forecasts can be off ({why})."
@@ -373,7 +373,7 @@ def _suggestion_row(suggestion: Suggestion) -> tuple[str, str, str]:
 
     value = toml_value(suggestion.value)
     percent = round(100 * (suggestion.slower - 1))
-    time = f"{percent} % slower" if percent > 0 else f"{-percent} % faster" if percent < 0 else "same speed"
+    time = f"{percent}% slower" if percent > 0 else f"{-percent}% faster" if percent < 0 else "same speed"
     rounding = ROUNDING.get(str(suggestion.value)) if suggestion.key == "fit.quantize" else None
     cost = f"{time}, rounds by {rounding}" if rounding else time
     if suggestion.key.startswith("recipe."):

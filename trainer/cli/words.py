@@ -59,7 +59,7 @@ def whole(phase: events.Phase, total: int | None) -> str:
 def progress(phase: events.Phase, done: int, total: int | None) -> str:
     """Return progress as "12/40"; if the total is unknown, as "12". For loading, return "30 %" or ""."""
     if phase == "load":
-        return f"{100 * done // total} %" if total else ""
+        return f"{100 * done // total}%" if total else ""
     return amount(phase, done) + (f"/{amount(phase, total)}" if total is not None else "")
 
 
@@ -152,7 +152,7 @@ def cost(event: events.SteppedDown) -> str:
     if "quantize" in event.changes:
         return "a base with fewer bits costs some fidelity"
     if "vae_encode_tiling" in event.changes:
-        return "latents of images encoded in tiles differ by about 5 %"
+        return "latents of images encoded in tiles differ by about 5%"
     return "the result stays the same" if event.exact else "the result differs by rounding"
 
 

@@ -62,7 +62,7 @@ class FitConfig(Section):
     vae_dtype: Literal["fp32", "bf16"] | None = Field(default=None, title="VAE precision")
     """Precision of the VAE (kohya: no_half_vae keeps it in fp32); fp32 is safest."""
     vae_encode_tiling: bool | None = Field(default=None, title="VAE encoder tiling")
-    """Encode images in overlapping tiles: needs much less memory, but changes the latents by about 5 %."""
+    """Encode images in overlapping tiles: needs much less memory, but changes the latents by about 5%."""
     text_encoder_batch_size: int | None = Field(default=None, ge=1, le=64)
     """Captions encoded at once; default: 8, or 1 on the CPU and with deterministic = true."""
     micro_batch: int | None = Field(default=None, ge=1, le=512, title="Micro-batch size")

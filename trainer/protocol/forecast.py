@@ -13,7 +13,7 @@ from trainer.protocol.records import build, json_keys, to_record
 
 SEARCHED_FIT_KEYS = ("quantize", "gradient_checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """Keys of a fit that the planner searches if the job does not set them."""
-ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "int8_products": "0.8 %", "nf4": "9 %"}
+ROUNDING: Mapping[str, str] = {"int8": "0.8%", "int8_products": "0.8%", "nf4": "9%"}
 """Mean relative error of a weight by quantization, measured on normally distributed weights with bitsandbytes 0.50;
 the rounding error of bf16 itself is 0.17 %."""
 # Number of measured steps that weigh as much as the forecast.

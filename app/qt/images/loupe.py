@@ -82,7 +82,7 @@ class Loupe(QWidget):
         parts = [image.name]
         if image.width and image.height:
             parts.append(f"{image.width} × {image.height}")
-        parts.append(self.tr("{scale} %").format(scale=round(100 * self.area.scale)))
+        parts.append(self.tr("{scale}%").format(scale=round(100 * self.area.scale)))
         if image.rating:
             parts.append("★" * min(5, image.rating))
         if image.excluded:

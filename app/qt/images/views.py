@@ -50,7 +50,7 @@ ACTIONS = (
     ),
     Action(
         "views.full_size",
-        _NOOP("Action", "Zoom to 100 %"),
+        _NOOP("Action", "Zoom to 100%"),
         "view",
         "toggle_full_size",
         ("Z",),

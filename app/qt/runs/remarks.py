@@ -207,7 +207,7 @@ def _stepped_down(event: events.SteppedDown) -> str:
     if "quantize" in event.changes:
         cost = translate("Remarks", "A base with fewer bits loses some quality.")
     elif "vae_encode_tiling" in event.changes:
-        cost = translate("Remarks", "Latents of images encoded in tiles differ by about 5 %.")
+        cost = translate("Remarks", "Latents of images encoded in tiles differ by about 5%.")
     else:
         cost = (
             translate("Remarks", "The result stays the same.")

@@ -17,7 +17,7 @@ def changed(**facts):
 def test_a_card_is_told_with_how_it_is():
     check = doctor.check_gpu(CARD)
     assert check.verdict == "ok"
-    assert check.sentence.endswith("11.0 GiB of 12.0 GiB free, compute capability 8.6, bf16, Ampere, 41 °C, 3 % busy")
+    assert check.sentence.endswith("11.0 GiB of 12.0 GiB free, compute capability 8.6, bf16, Ampere, 41 °C, 3% busy")
     silent = doctor.check_gpu(changed(load=None, temperature=None, capability=(7, 5)))
     assert silent.sentence.endswith("7.5, fp16 only, Turing")
 
@@ -30,7 +30,7 @@ def test_a_hot_card_is_doubtful():
 
 def test_a_busy_card_is_doubtful():
     assert doctor.check_uses(changed(load=49)).verdict == "ok"
-    assert "50 % busy" in doctor.check_uses(changed(load=50)).remedy
+    assert "50% busy" in doctor.check_uses(changed(load=50)).remedy
     assert doctor.check_uses(changed(load=None)).verdict == "ok"
 
 

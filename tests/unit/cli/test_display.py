@@ -286,9 +286,9 @@ def test_a_share_is_told_in_one_unit_or_in_two():
 
 
 def test_what_is_loaded_is_told_as_a_share_of_bytes_and_weights_alike():
-    assert words.whole("load", 6_442_736) == "" and words.progress("load", 3_221_368, 6_442_736) == "50 %"
+    assert words.whole("load", 6_442_736) == "" and words.progress("load", 3_221_368, 6_442_736) == "50%"
     assert words.whole("download", 6_442_736) == ": 6.1 MiB" and words.whole("cache_texts", 40) == ": 40"
-    assert words.progress("load", 3, 686) == "0 %" and words.progress("load", 3, None) == ""
+    assert words.progress("load", 3, 686) == "0%" and words.progress("load", 3, None) == ""
 
 
 def test_every_phase_and_outcome_has_its_words():

@@ -175,7 +175,7 @@ RUN = {"worst": Excess(0.1, GIB), "runs": 3}
             "Margin: 1.0 GiB stays free because forecasts can be off (a finished run took 1.0 GiB more",
         ),
         (Correction(worst=Excess(0.5, 5 * GIB)), "Margin: 1.5 GiB stays free because forecasts can be off"),
-        (Correction(worst=Excess(0.5, 5 * GIB)), "(a finished run took 5.0 GiB more than forecast; 15 % is the limit)"),
+        (Correction(worst=Excess(0.5, 5 * GIB)), "(a finished run took 5.0 GiB more than forecast; 15% is the limit)"),
         (
             Correction(shortage=Excess(0.2, GIB)),
             "Margin: 2.0 GiB stays free because forecasts can be off (a run ran out",

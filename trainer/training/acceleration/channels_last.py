@@ -190,7 +190,6 @@ def autotune_layout(
     measure = clock(SECONDS / (2 * len(blocks)))
     try:
         with numeric_settings(job), torch.random.fork_rng([] if device.type == "cpu" else [device]):
-            # The kernels are compiled in the first call, which the clock's warm-up leaves out of the timings.
             kernels = Kernels.of(device)
             timings = [
                 (count, retry_once_on_oom(partial(_seconds, maps, unet, kernels, device, dtype, measure), device))
@@ -256,6 +255,7 @@ def _seconds(
     convert_to_channels_last(block, kernels)
     x_last = x.detach().to(memory_format=torch.channels_last).requires_grad_()
     grad_output_last = grad_output.to(memory_format=torch.channels_last)
+    # This first call also compiles the kernels, so the clock below does not count that.
     difference = float(
         (input_gradient(x_last, grad_output_last).float() - expected.float()).norm() / expected.float().norm()
     )

@@ -231,7 +231,7 @@ def value_text(field: AnyField, value: Value) -> str | None:
         return _tr("excluded") if value else _tr("included")
     if isinstance(value, tuple):
         left, top, right, bottom = (round(100 * edge) for edge in value)
-        return _tr("cropped to {left}-{right} % by {top}-{bottom} %").format(
+        return _tr("cropped to {left}-{right}% by {top}-{bottom}%").format(
             left=left, top=top, right=right, bottom=bottom
         )
     if field == "regularization":

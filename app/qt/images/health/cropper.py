@@ -302,7 +302,7 @@ class Cropper(ImageStepDialog):
     def _facts(self, shown: CropPreview) -> str:
         number = QLocale()
         parts = [f"{shown.bucket[0]} × {shown.bucket[1]}"]
-        parts.append(self.tr("{share} % cropped off").format(share=number.toString(100 * shown.lost, "f", 0)))
+        parts.append(self.tr("{share}% cropped off").format(share=number.toString(100 * shown.lost, "f", 0)))
         if shown.enlarged > 1.02:
             parts.append(self.tr("enlarged {factor}×").format(factor=number.toString(shown.enlarged, "f", 2)))
         return "   ·   ".join(parts)

@@ -59,7 +59,7 @@ ACTIONS = (
         "set_clip",
         enabled="has_runs",
         checked="is_clipped",
-        tip=QT_TRANSLATE_NOOP("Action", "Cuts the highest and lowest 1 % of the values off the axis"),
+        tip=QT_TRANSLATE_NOOP("Action", "Cuts the highest and lowest 1% of the values off the axis"),
     ),
 )
 

@@ -130,7 +130,7 @@ def test_plus_and_minus_size_it_and_reset_goes_back(qtbot, cropper):
 
 def test_what_lies_outside_is_said_while_a_corner_is_pulled(qtbot, cropper):
     def share():
-        return int(re.search(r"(\d+) % cropped off", cropper.facts.text())[1])
+        return int(re.search(r"(\d+)% cropped off", cropper.facts.text())[1])
 
     before, frame = share(), cropper.canvas.rectangle()
     qtbot.mousePress(cropper.canvas, LEFT, pos=frame.topLeft().toPoint())
@@ -153,7 +153,7 @@ def test_another_shape_of_the_dataset_can_be_chosen(qtbot, cropper):
 def test_going_from_picture_to_picture(qtbot, cropper):
     qtbot.keyClick(cropper, KEY.Key_PageDown)
     assert cropper.name.text().startswith("square.png")
-    assert "0 % cropped off" in cropper.facts.text()
+    assert "0% cropped off" in cropper.facts.text()
     assert not cropper.actions_by_name["next"].isEnabled()
     qtbot.keyClick(cropper, KEY.Key_PageUp)
     assert cropper.name.text().startswith("wide.png")
