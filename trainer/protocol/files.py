@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 # Seconds between tries: Windows refuses to replace or open a file that a virus scanner or an indexer has open.
 _WAITS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.6)
 _STRAY = re.compile(r"\.impasto-[0-9a-f]{16}\.tmp")
-_LONG = 240  # the Windows limit is 260; temporary names beside the target need the rest
+_LONG = 240  # the Windows limit is 260; temporary names next to the target need the rest
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f-\x9f\u2028\u2029]+')
 # Direction marks make "gpj.exe" look like "exe.jpg"; characters without width or glyph make two names look alike
 # (joiners stay, because emoji and many scripts need them); lone surrogates cannot be written as UTF-8.

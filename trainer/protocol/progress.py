@@ -18,7 +18,7 @@ _WINDOW = 50
 class PhaseState:
     """Progress of one phase.
 
-    Other phases may interrupt training: `seconds` covers finished stretches, `started` is when the current one began.
+    Other phases may interrupt training: `seconds` covers finished periods, `started` is when the current one began.
     """
 
     done: int = 0

@@ -28,7 +28,7 @@ class Memory:
 @json_keys("seconds", "forecast", "forecast_seconds", "measured", "shortfall")
 @dataclass(frozen=True)
 class PhaseReport:
-    """Forecast and measurements of one phase of a run; time is added up over all stretches of the phase."""
+    """Forecast and measurements of one phase of a run; time is added up over all periods of the phase."""
 
     seconds: float
     """Seconds spent in the phase over all attempts."""

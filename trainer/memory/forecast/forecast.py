@@ -60,7 +60,7 @@ MOST_PEAKS = 8
 PROCESS_BYTES = 1_600_000_000
 # Free bytes to assume if nothing limits a run: more than any machine has.
 MAIN_MEMORY = 2**50
-# CUDA's dtype names in traces, by those of a fit.
+# Names of dtypes in traces, by their names in fit settings.
 TRACE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 

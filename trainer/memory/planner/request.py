@@ -204,7 +204,7 @@ def request_of_job(
     """
     job = load_job(path, overrides)
     device_state = device_state_of(gpu, job.fit)
-    # The request is about this device, whichever the job names.
+    # The request is about this device, whatever fit.device says in the job.
     job = job.replaced(fit=job.fit.replaced(device=None))
     remarks = [Remark("fit.experiment", {"key": key}) for key, _ in not_forecast(job)]
     obstacles: list[ImpastoError] = []

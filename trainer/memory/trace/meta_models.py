@@ -167,7 +167,7 @@ def allow_first_step(optimizer: Optimizer) -> None:
 
 
 def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
-    """Label all lasting tensors of an engine in the order in which they are placed, and watch its models.
+    """Label all permanent tensors of an engine in the order in which they are placed, and watch its models.
 
     Returns the module of each adapter weight by key.
     """
@@ -211,7 +211,7 @@ def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def micro_batch(workload: Workload, bucket: tuple[int, int], images: int) -> MicroBatch:
-    """Return an uninitialized micro-batch on the CPU like those of the collator, for a (width, height) ``bucket``."""
+    """Return an uninitialized micro-batch on the CPU, shaped like the collator's, for a (width, height) ``bucket``."""
     width, height = (side // LATENT_SCALE for side in bucket)
     latents = torch.empty(images, 4, height, width)
     chunks, dtype, config = workload.recipe.token_chunks, dtype_of(workload), workload.unet_config

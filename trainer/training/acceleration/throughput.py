@@ -171,7 +171,7 @@ Clock = Callable[[Thunk], float]
 def measure_rate(
     device: torch.device, operations: Iterable[Operation] = (), *, name: str | None = None, seconds: float = 1.0
 ) -> DeviceSpeed:
-    """Measure how fast ``device`` computes ``operations``, by timing those with the most work on random data.
+    """Measure how fast ``device`` computes ``operations``, by timing the largest of them on random data.
 
     Without operations, SDXL sizes are timed on a GPU and small sizes on the CPU, with the threads that PyTorch is set
     to use. Each size is timed several times to reduce the influence of other programs. On a GPU, call this before

@@ -28,7 +28,7 @@ _ORPHAN_AGE_NS = 24 * 3600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Numbers of entries and bytes that were (or would be) deleted and that are kept."""
+    """Numbers of deleted and remaining cache entries and bytes; in a dry run, nothing has been deleted yet."""
 
     deleted: int
     deleted_bytes: int
