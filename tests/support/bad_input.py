@@ -383,7 +383,7 @@ def halved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 LORAS: dict[str, tuple[str, Arrange]] = {
     "LoRA missing": ("does not exist", lambda place: place.train(f"base.continue_from={place.folder / 'x'}")),
-    "base as LoRA": ("holds no LoRA layer", lambda place: place.train(f"base.continue_from={place.base}")),
+    "base as LoRA": ("contains no LoRA layer", lambda place: place.train(f"base.continue_from={place.base}")),
     "LoRA of another family": ("was made for SDXL", lambda place: place.continue_from(of_sdxl)),
     "LoRA of another base": ("match no layer", lambda place: place.continue_from(relabelled("_attn1_", "_attn9_"))),
     "LoRA of another rank": (r"recipe.rank = 2", lambda place: place.continue_from(of_rank_two)),

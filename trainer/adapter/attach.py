@@ -173,7 +173,7 @@ class Adapter:
         if wrong:
             raise LoraFileError(
                 "lora.mismatch",
-                f"Could not load the LoRA weights: {len(wrong)} do not match the recipe, the first is {wrong[0]}.",
+                f"Could not load the LoRA weights: {len(wrong)} do not match the recipe, such as {wrong[0]}.",
                 "Use weights trained with the same base family, layers and ranks.",
             )
         with torch.no_grad():
@@ -389,7 +389,7 @@ def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
     if lora.unmatched:
         raise LoraFileError(
             "lora.unmatched",
-            f"Could not continue from {path.name}: {len(lora.unmatched)} keys match no layer of the base, first "
+            f"Could not continue from {path.name}: {len(lora.unmatched)} keys match no layer of the base, such as "
             f"{lora.unmatched[0]}.",
             "Choose a plain LoRA for the same family as the base.",
         )
@@ -399,7 +399,7 @@ def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
         raise LoraFileError(
             "lora.untrained",
             f"Could not continue from {path.name}: it also changes {len(lost)} layers that the recipe does not train, "
-            f"first {lost[0].kohya}. They would be lost.",
+            f"such as {lost[0].kohya}. They would be lost.",
             _remedy(lost, adapter),
         )
 

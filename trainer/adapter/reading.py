@@ -88,7 +88,7 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     if not keys:
         raise LoraFileError(
             "lora.unknown",
-            f"{path.name} holds no LoRA layer of {NAMES[family]}; its first key is "
+            f"{path.name} contains no LoRA layer for {NAMES[family]}; its first key is "
             f"{next(iter(header.tensors), 'missing')}.",
             "Choose a LoRA file for the same family as the base.",
         )
@@ -179,7 +179,7 @@ def _role(match: re.Match[str]) -> str:
 def _read_layer(path: Path, slot: Slot, keys: Mapping[str, str], file: Any, alpha_of: _MetadataAlpha) -> LoraLayer:
     missing = {"down", "up"} - keys.keys()
     if missing:
-        raise _broken(path, f"holds only half of a layer: {next(iter(keys.values()))} has no {missing.pop()} matrix")
+        raise _broken(path, f"contains only half of a layer: {next(iter(keys.values()))} has no {missing.pop()} matrix")
     tensors = {role: _read_tensor(path, key, file) for role, key in keys.items()}
     down, up = tensors["down"], tensors["up"]
     if {down.ndim, up.ndim} - {2, 4} or down.shape[0] != up.shape[1] or not (down.numel() and up.numel()):

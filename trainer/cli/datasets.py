@@ -99,7 +99,7 @@ def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeCo
         resolution = stated or job.recipe.resolution or _native_resolution(job.base)
         return job.dataset, job.recipe.replaced(resolution=resolution), {}
     if path.is_file():
-        remedy = "Give the folder that holds the images, or a job.toml."
+        remedy = "Specify the folder that contains the images, or a job.toml."
         raise DatasetError("dataset.file", f"Could not check {path}: it is not a folder.", remedy)
     folder = FolderConfig(path=str(path.absolute()), recursive=options.recursive)
     return DatasetConfig(folders=(folder,)), RecipeConfig(resolution=stated or _assumed()), {}

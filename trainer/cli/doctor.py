@@ -95,7 +95,7 @@ def check_gpu(gpu: Gpu) -> DoctorCheck:
         facts.append(f"{gpu.load}% busy")
     sentence = f"GPU {gpu.index}: {gpu.name}, {free}, {', '.join(facts)}"
     if gpu.temperature is not None and gpu.temperature >= HOT_CELSIUS:
-        return DoctorCheck("doubtful", sentence, "It is so hot that it slows down: clean its fans and air vents.")
+        return DoctorCheck("doubtful", sentence, "It is hot and slows itself down: clean its fans and air vents.")
     return DoctorCheck("ok", sentence)
 
 
@@ -180,7 +180,7 @@ def _use_text(use: GpuProcess) -> str:
 def _largest_use(gpu: Gpu) -> str:
     """Return which program uses the most GPU memory, and how much; "" if the driver does not report sizes."""
     known = [use for use in gpu.uses if use.bytes]
-    return f": {known[0].name} holds {words.size(known[0].bytes or 0)}" if known else ""
+    return f": {known[0].name} uses {words.size(known[0].bytes or 0)}" if known else ""
 
 
 def add_commands(commands: Commands) -> None:

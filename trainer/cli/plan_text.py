@@ -51,7 +51,7 @@ REMARKS: Mapping[str, str] = {
     "smaller.phase": 'No plan at this precision needs much less: "{phase}" takes {bytes} in each.',
     "smaller.none": "No plan needs much less memory.",
     "cache.shards": (
-        "The cache holds {epochs} ({limit}). {encoded} are encoded between epochs too: {rounds}, {offloaded}."
+        "The cache has space for {epochs} ({limit}). {encoded} are encoded between epochs too: {rounds}, {offloaded}."
     ),
     "estimate.cpu": "This is an estimate, which may be off by {error}.",
     "estimate.int8_products": (
@@ -171,7 +171,7 @@ def _value(name: str, value: Any) -> str:
         case "encoded":
             return " and ".join(value).capitalize()
         case "offloaded":
-            return "with the model offloaded" if value else "beside the model"
+            return "with the model offloaded" if value else "with the model still loaded"
     return str(value)
 
 
@@ -289,7 +289,7 @@ def timeline(forecast: Forecast) -> Iterator[str]:
     rows = [_phase_row(phase, forecast, is_peak=phase is most) for phase in forecast.phases]
     yield from _aligned([header, *rows], "<>>><")
     yield from _paragraph(
-        "IN USE: held by tensors. RESERVED: taken from the GPU by PyTorch. The longest bar is "
+        "IN USE: allocated to tensors. RESERVED: reserved on the GPU by PyTorch. The longest bar is "
         f"{words.size(max(phase.allocated for phase in forecast.phases))} in use."
     )
     steps = [phase for phase in forecast.phases if phase.phase in ("first_step", "train")]

@@ -381,7 +381,7 @@ def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> C
         raise JobError(
             "preset.ambiguous",
             f'"{source}" is the name of a preset and of a run.',
-            f"Give the folder of the run instead: {run.path}",
+            f"Specify the folder of the run instead: {run.path}",
         )
     if made is not None:
         return made

@@ -24,7 +24,7 @@ _HELP = "train jobs one after another, one per GPU at a time; without a subcomma
 _EDITS: dict[str, tuple[str, Callable[[Queue, str], object]]] = {
     "remove": ("remove an entry; its run stays on disk", Queue.remove),
     "pause": ("pause a running or waiting entry; it keeps its place", Queue.pause),
-    "stop": ("stop a running entry, saving its LoRA as it is; a waiting entry leaves the queue", Queue.stop),
+    "stop": ("stop a running entry and save its current LoRA; a waiting entry is only marked as stopped", Queue.stop),
     "withdraw": ("take back a pause or stop that the run has not read yet", Queue.withdraw),
 }
 _WHOLE: dict[str, tuple[str, Callable[[Queue], object]]] = {
@@ -214,7 +214,7 @@ def _named(queue: Queue, text: str) -> str:
     found = by_name or [name for name in ids if name.startswith(text)]
     if len(found) != 1:
         sentence = f'"{text}" matches {", ".join(found)}.' if found else f'There is no entry "{text}" in the queue.'
-        raise RunError("queue.none", sentence, "Give the ID of an entry; `queue list` shows them.")
+        raise RunError("queue.none", sentence, "Specify the ID of an entry; `queue list` shows them.")
     return found[0]
 
 

@@ -119,7 +119,7 @@ RULES: Mapping[str, Rule] = {
     "caption.missing": Rule(
         "warning",
         "{images} without a caption: trained with an empty caption.",
-        "Add NAME.txt beside each image, or set a trigger word or class words for the folder.",
+        "Add NAME.txt next to each image, or set a trigger word or class words for the folder.",
     ),
     "caption.empty": Rule(
         "warning",

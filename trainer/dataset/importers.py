@@ -143,7 +143,7 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
             f"Caption files with the extension {table['caption_extension']} are not read; rename them to .txt."
         )
     if "conditioning_data_dir" in table:
-        imported.note("Masks in a separate folder are not read; copy each beside its image as NAME-masklabel.png.")
+        imported.note("Masks in a separate folder are not read; copy each next to its image as NAME-masklabel.png.")
     for key, value in table.items():
         if key in _KOHYA_SETTINGS:
             imported.state(next(keys_called(key)), _converted(key, value), key)

@@ -114,5 +114,5 @@ def _index(folder: Path) -> dict[str, Any]:
     raise BaseModelError(
         "base.not_a_folder",
         f'"{folder}" is not a diffusers model: it has no model_index.json.{named}',
-        "Give the folder that contains model_index.json, or a .safetensors file.",
+        "Specify the folder that contains model_index.json, or a .safetensors file.",
     )

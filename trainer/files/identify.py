@@ -77,7 +77,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     (f"{_VAE}encoder.conv_in.weight", "only a VAE", "Set base.vae to it, and base.model to a whole model."),
     ("encoder.conv_in.weight", "only a VAE", "Set base.vae to it, and base.model to a whole model."),
     ("input_blocks.0.0.weight", "only a UNet", "Get the whole model (with text encoders and VAE) as one file."),
-    ("time_embedding.linear_1.weight", "only a UNet", "Give the diffusers folder that it belongs to."),
+    ("time_embedding.linear_1.weight", "only a UNet", "Specify the diffusers folder that it belongs to."),
     ("text_model.embeddings.token_embedding.weight", "only a text encoder", CHOOSE_A_BASE),
     ("embeddings.token_embedding.weight", "only a text encoder", CHOOSE_A_BASE),
     ("token_embedding.weight", "only a text encoder", CHOOSE_A_BASE),
@@ -205,7 +205,7 @@ def _from_yaml(name: str, statements: Sequence[Statement]) -> PredictionTarget |
     if prediction is None:
         return None
     zero_snr = next((stated[key] for key in _YAML_ZERO_SNR if isinstance(stated.get(key), bool)), None)
-    return _target(prediction, zero_snr, f"from {name} beside it")
+    return _target(prediction, zero_snr, f"from {name} next to it")
 
 
 def _target(prediction: Prediction, zero_snr: bool | None, evidence: str) -> PredictionTarget:
@@ -217,7 +217,7 @@ def _target(prediction: Prediction, zero_snr: bool | None, evidence: str) -> Pre
 
 def _by_custom(name: str) -> PredictionTarget:
     if hint := _HINT.search(name):
-        evidence = f'Its name contains "{hint[0]}", but neither the file nor one beside it states what it predicts.'
+        evidence = f'Its name contains "{hint[0]}", but neither the file nor one next to it states what it predicts.'
         return PredictionTarget(None, None, (evidence,))
     return PredictionTarget("epsilon", False, (f"It predicts {_NAMED['epsilon']}: the default, as nothing is stated.",))
 

@@ -20,6 +20,7 @@ from trainer.protocol import files as atomic
 from trainer.protocol.places import free_bytes, is_disk_full
 from trainer.protocol.reading import parse_json, read_bytes, table
 from trainer.protocol.run_directory import MANIFEST, folder_name, read_manifest, sizes_match, steps_on_disk
+from trainer.protocol.text import size as size_text
 
 # Free bytes required beyond the checkpoint itself, so that events and logs can still be written.
 SPARE_BYTES = 64 << 20
@@ -90,7 +91,7 @@ def require_space(folder: Path, size: int) -> None:
     """Raise ResumableError if the disk does not have enough space for ``size`` more bytes and a reserve."""
     free = free_bytes(folder)
     if free < size + SPARE_BYTES:
-        raise disk_full(folder, f"{size + SPARE_BYTES - free:,} more bytes are needed")
+        raise disk_full(folder, f"{size_text(size + SPARE_BYTES - free)} more is needed")
 
 
 def as_resumable(error: OSError, folder: Path) -> ResumableError:

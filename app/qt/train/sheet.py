@@ -212,7 +212,7 @@ class NoJobState(QWidget):
         super().__init__()
         title, words = (
             QLabel(self.tr("No job is open")),
-            QLabel(self.tr("A job holds what to train: base, images and settings.")),
+            QLabel(self.tr("A job describes what to train: base, images and settings.")),
         )
         title.setProperty("role", "title")
         words.setProperty("role", "muted")

@@ -58,7 +58,7 @@ REMARKS: Mapping[str, str] = {
     "smaller.none": QT_TRANSLATE_NOOP("Forecast", "No plan needs much less memory."),
     "cache.shards": QT_TRANSLATE_NOOP(
         "Forecast",
-        "The cache holds {epochs} ({limit}). {encoded} are encoded between epochs too: {rounds}, {offloaded}.",
+        "The cache has space for {epochs} ({limit}). {encoded} are encoded between epochs too: {rounds}, {offloaded}.",
     ),
     "estimate.cpu": QT_TRANSLATE_NOOP("Forecast", "This is an estimate, which may be off by {error}."),
     "estimate.int8_products": QT_TRANSLATE_NOOP(
@@ -83,7 +83,7 @@ _ENCODED: Mapping[tuple[str, ...], str] = {
     ("images", "captions"): QT_TRANSLATE_NOOP("Forecast", "Images and captions"),
 }
 _OFFLOADED = QT_TRANSLATE_NOOP("Forecast", "with the model offloaded")
-_BESIDE = QT_TRANSLATE_NOOP("Forecast", "beside the model")
+_BESIDE = QT_TRANSLATE_NOOP("Forecast", "with the model still loaded")
 FAMILIES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
 """Display names of the families; not translated."""
 _VELOCITY = QT_TRANSLATE_NOOP("Bases", "predicts velocity (v)")

@@ -211,7 +211,7 @@ def nothing_known(tensors: dict[str, Tensor], slot: Slot) -> None:
         (zero_alpha, "NaN or infinity"),
         (integers, "number format"),
         (twice, "twice"),
-        (nothing_known, "no LoRA layer of SD 1.5"),
+        (nothing_known, "no LoRA layer for SD 1.5"),
     ],
 )
 def test_broken_files_are_refused(

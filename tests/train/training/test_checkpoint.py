@@ -193,5 +193,5 @@ def test_room_is_left_for_events_and_logs(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(checkpoint, "free_bytes", lambda _: size + checkpoint.SPARE_BYTES)
     save_checkpoint(tmp_path, sample(6))
     monkeypatch.setattr(checkpoint, "free_bytes", lambda _: size + checkpoint.SPARE_BYTES - 1)
-    with pytest.raises(ResumableError, match="1 more bytes are needed"):
+    with pytest.raises(ResumableError, match="1 B more is needed"):
         save_checkpoint(tmp_path, sample(7))

@@ -38,7 +38,7 @@ def test_who_uses_a_card_is_told_the_largest_first_also_without_sizes():
     uses = (gpu.GpuProcess(1, "game.exe", 7 * GIB, "graphics"), gpu.GpuProcess(2, "dwm.exe", None, "graphics"))
     check = doctor.check_uses(changed(free_bytes=3 * GIB, uses=uses))
     assert (check.verdict, check.sentence) == ("doubtful", "GPU 0 is used by: game.exe 7.0 GiB, dwm.exe")
-    assert check.remedy == "Close programs that you do not need: game.exe holds 7.0 GiB."
+    assert check.remedy == "Close programs that you do not need: game.exe uses 7.0 GiB."
     windows = doctor.check_uses(changed(free_bytes=3 * GIB, uses=uses[1:]))
     assert windows.remedy == "Close programs that you do not need."
     assert doctor.check_uses(CARD).sentence == "GPU 0 is used by: no program that the driver reports"

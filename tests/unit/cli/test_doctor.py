@@ -79,7 +79,7 @@ def test_a_card_that_others_fill_is_doubtful(monkeypatch):
     monkeypatch.setattr(gpu, "list_gpus", lambda: [card(free=2 * GIB, uses=[gpu.GpuProcess(1, "game.exe", 20 * GIB)])])
     doubtful = [check for check in found() if check.sentence.startswith("GPU 0") and check.verdict == "doubtful"]
     assert [check.remedy for check in doubtful] == [
-        "Close programs that you do not need: game.exe holds 20.0 GiB.",
+        "Close programs that you do not need: game.exe uses 20.0 GiB.",
         "Close other programs that use it before training.",
     ]
 

@@ -29,7 +29,7 @@ def test_a_child_says_everything_into_its_log_and_takes_no_input(tmp_path):
     assert lines[0] == lines[1]
     assert lines[0].startswith("Impasto ")
     assert lines[2] == 'Error: There is no entry "nothing" in the queue.'
-    assert last_words(log, lines=1) == "What to do: Give the ID of an entry; `queue list` shows them."
+    assert last_words(log, lines=1) == "What to do: Specify the ID of an entry; `queue list` shows them."
     assert last_words(log, since=log.stat().st_size) == ""
     assert last_words(tmp_path / "none.log") == ""
 

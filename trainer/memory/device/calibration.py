@@ -125,7 +125,7 @@ def corrections(gpu: str, system: str, versions: Mapping[str, str]) -> Correctio
         found, damage = _read(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        found, damage = [], f"Could not read what earlier runs taught about forecasts from {path}: {reason}."
+        found, damage = [], f"Could not read the forecast calibration {path}: {reason}."
     evidence = [piece for piece in map(_evidence, found) if piece is not None]
     if len(evidence) < len(found):
         damage = f"Could not read {len(found) - len(evidence)} of the {len(found)} finished runs in {path}."
@@ -157,9 +157,9 @@ def learn(report: RunReport) -> str | None:
                 files.replace(path, path.with_suffix(".damaged.json"))
             files.write_json(path, {"schema": _SCHEMA, "runs": _pruned([*found, to_record(report)])})
     except locks.LockBusyError:
-        return f"Could not save what this run taught about forecasts: {path} is in use by another program."
+        return f"Could not update the forecast calibration {path}: it is in use by another program."
     except OSError as error:
-        return f"Could not save what this run taught about forecasts: {path}: {error.strerror or error}."
+        return f"Could not update the forecast calibration {path}: {error.strerror or error}."
     return None
 
 
@@ -176,7 +176,7 @@ def _read(path: Path) -> tuple[list[Any], str | None]:
         return [], None
     except (ValueError, TypeError, KeyError):
         reason = "it is damaged"
-    return [], f"What earlier runs taught about forecasts in {path} is not used: {reason}."
+    return [], f"The forecast calibration {path} is not used: {reason}."
 
 
 def _pruned(found: list[Any]) -> list[Any]:

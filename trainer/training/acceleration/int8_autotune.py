@@ -122,7 +122,7 @@ def autotune_int8(
         if job.fit.deterministic:
             timings = time_all(layers, device, dtype, None)
             refused = "".join(f"; {timing.direction} {timing.sentence}" for timing in timings if timing.refused)
-            sentence = f"int8 GEMMs are used wherever they work, untimed, because the run is deterministic{refused}."
+            sentence = f"int8 GEMMs are used wherever they work, untimed because the run is deterministic{refused}."
             return ProductChoice(choose_int8(timings), (sentence,))
         timings = time_all(layers, device, dtype, clock)
     shape = f"{batch} of {size[0]}x{size[1]}, {job.fit.dtype}"

@@ -97,7 +97,7 @@ def trim_and_report(reporter: Reporter) -> None:
         need = (
             f"Resumable runs need {_gigabytes(pruned.kept_bytes)} of cache, more than the limit of {_gigabytes(limit)}"
         )
-        reporter.notice("cache.above_limit", f"{need}. Finish or delete some of them.")
+        reporter.notice("cache.above_limit", f"{need}. Finish or delete some of these runs.")
 
 
 def _gigabytes(size: int) -> str:

@@ -194,7 +194,7 @@ class Attempt:
     def _finish(self, engine: Engine, saving: ExportCallback) -> Path:
         best = engine.progress.best_step
         if best is not None:
-            self.reporter.notice("best", f"Suggested: step {best}, the lowest validation loss.")
+            self.reporter.notice("best", f"Suggested LoRA: step {best}, which has the lowest validation loss.")
         return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
 
     def _interrupt(self, order: Order) -> Ended:

@@ -253,7 +253,7 @@ def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(
     assert train[0] and train[1] and train[1].seconds == pytest.approx(train[0].seconds + 3 * course.loading())
 
 
-@pytest.mark.parametrize(("alone", "how"), [(False, "beside the model"), (True, "with the model offloaded")])
+@pytest.mark.parametrize(("alone", "how"), [(False, "with the model still loaded"), (True, "with the model offloaded")])
 def test_a_plan_says_how_they_are_encoded(subject: Workload, traces: TraceLibrary, alone: bool, how: str) -> None:
     situation = device_state_with(AMPLE)
     course = course_of(subject, traces, situation)
@@ -261,6 +261,6 @@ def test_a_plan_says_how_they_are_encoded(subject: Workload, traces: TraceLibrar
     question = PlanRequest("portions", subject, FitConfig(), situation, course.counts)
     (found,) = remarks_of(question, PlanResult(situation, Plan(subject.fit, forecast)))
     assert remark(found) == (
-        "The cache holds 2 epochs (fit.cache_gigabytes). Images and captions are encoded between "
+        "The cache has space for 2 epochs (fit.cache_gigabytes). Images and captions are encoded between "
         f"epochs too: 3 times, {how}."
     )

@@ -124,7 +124,7 @@ def test_the_best_step_by_the_held_out_loss_is_kept_whole(shared: Path, tmp_path
     assert [path.name for path in sorted(run.checkpoints.iterdir())] == [f"step-0000000{best}", "step-00000005"]
     assert (run.output / f"test-step00000{best}.safetensors").exists()
     told = {event.code: event.sentence for event in watcher.of(events.Notice)}  # type: ignore[attr-defined]
-    assert told["best"] == f"Suggested: step {best}, the lowest validation loss."
+    assert told["best"] == f"Suggested LoRA: step {best}, which has the lowest validation loss."
 
 
 def test_on_training_pictures_no_step_is_called_the_best(shared: Path, tmp_path: Path) -> None:

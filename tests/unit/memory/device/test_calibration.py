@@ -232,7 +232,7 @@ def test_entries_that_cannot_be_read_do_not_hide_the_others(wrong):
 def test_a_folder_that_cannot_be_written_is_told_not_raised(per_user_folder, monkeypatch):
     (per_user_folder / "file").write_bytes(b"")
     monkeypatch.setenv("IMPASTO_HOME", str(per_user_folder / "file"))
-    assert "Could not save" in learn(report(train=phase()))
+    assert "Could not update the forecast calibration" in learn(report(train=phase()))
 
 
 def test_runs_that_end_at_once_all_count():
