@@ -417,7 +417,7 @@ class Window(QMainWindow):
         self._show_page(_TRAIN, lambda page: page.begin(recipe))
 
     def _build(self) -> None:
-        self._add_page("window.pictures", self.images)
+        self._add_page("window.images", self.images)
         self.empty_state = EmptyState(self.session, self.images.views)
         self.empty_state.button.clicked.connect(lambda: self.open_folder())
         self.empty_state.recent.chosen.connect(lambda folder: self.open([folder]))

@@ -60,9 +60,17 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FACTS = (1234, 1_700_000_000_000_000_000)
 """Bytes and time of change of the image that the caches speak of."""
 
-RENAMED_COMMANDS: dict[str, str] = {}
+IMAGE_COMMANDS = (
+    "close", "delete", "folder", "next", "only_shown", "paste", "pick", "previous", "rate_1", "rate_2", "rate_3",
+    "rate_4", "rate_5", "reject", "select_all", "undelete", "unrate",
+)  # fmt: skip
+RENAMED_COMMANDS: dict[str, str] = {
+    **{f"pictures.{name}": f"images.{name}" for name in IMAGE_COMMANDS},
+    "window.pictures": "window.images",
+    "presets.save_picture": "presets.save_image",
+}
 """Ids of commands that were renamed since 0.1.0, with their present ids: the user's own shortcuts have to follow."""
-RENAMED_SPLITTERS: dict[str, str] = {}
+RENAMED_SPLITTERS: dict[str, str] = {"pictures.columns": "images.columns", "pictures.right": "images.right"}
 """Names of splitters that were renamed since, with their present names."""
 
 
@@ -181,9 +189,15 @@ def test_preferences() -> None:
     )
 
 
-def test_every_command_keeps_the_shortcut_that_the_user_gave_it() -> None:
+def test_every_command_keeps_the_shortcut_that_the_user_gave_it(per_user_folder: Path) -> None:
     before = (SAMPLES / "commands.txt").read_text(encoding="utf-8").split()
     assert {RENAMED_COMMANDS.get(name, name) for name in before} <= set(command_names())
+    (per_user_folder / "preferences.toml").write_text(
+        "[shortcuts]\n" + "".join(f'"{name}" = ["Alt+{number}"]\n' for number, name in enumerate(before)), "utf-8"
+    )
+    assert Settings().preferences.shortcuts == {
+        RENAMED_COMMANDS.get(name, name): (f"Alt+{number}",) for number, name in enumerate(before)
+    }
 
 
 def test_filters() -> None:
@@ -200,6 +214,24 @@ def test_queries_of_filters_keep_their_meaning() -> None:
     untagged, waves = raw("filters.json")["filters"]
     assert parse(untagged["query"]).root == And((Term("rating", Range(3.0)), Not(Term("missing", "caption"))))
     assert parse(waves["query"]).root == Term("tag", "blue wave")
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("problem:picture.small rating:>3", "problem:image.small rating:>3"),
+        ('-problem:"picture.same_stem"', '-problem:"image.same_stem"'),
+        ("problem:info.picture.rotated", "problem:info.image.rotated"),
+        ("problem:picture", "problem:image"),
+        ("problem:caption.empty picture", "problem:caption.empty picture"),
+        ('tag:"picture.small"', 'tag:"picture.small"'),
+    ],
+)
+def test_queries_for_findings_find_them_under_their_present_codes(tmp_path: Path, before: str, now: str) -> None:
+    path = tmp_path / "filters.json"
+    path.write_text(json.dumps({"filters": [{"name": "a", "query": before}], "recent": [before]}), encoding="utf-8")
+    filters = SavedFilters(post, path)
+    assert (filters.of(), filters.recent) == ([SavedFilter("a", now)], (now,))
 
 
 def test_recent_folders() -> None:
@@ -223,9 +255,9 @@ def test_models_and_folders_that_were_chosen() -> None:
 
 def test_the_window() -> None:
     found, notice = recent.read_window_state()
-    assert (found, notice) == (raw("window.json"), "")
-    splitters = {name for name in found if name not in ("geometry", "said.queue")}
-    assert {RENAMED_SPLITTERS.get(name, name) for name in splitters} <= object_names()
+    expected = {RENAMED_SPLITTERS.get(name, name): text for name, text in raw("window.json").items()}
+    assert (found, notice) == (expected, "")
+    assert found.keys() - {"geometry", "said.queue"} <= object_names()
 
 
 def test_the_welcome_was_shown(home: Path) -> None:

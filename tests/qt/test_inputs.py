@@ -134,7 +134,7 @@ def test_scrolling_over_every_setting_of_a_job_changes_none(page: TrainPage, qtb
 def test_the_wheel_over_inputs_of_the_images_page_changes_none(
     page: TrainPage, window: Window, session: Session, qtbot: QtBot
 ) -> None:
-    window.commands["window.pictures"].trigger()
+    window.commands["window.images"].trigger()
     qtbot.waitUntil(window.images.isVisible)
     number = next(iter(session.library.images))
     session.view.select([number], number)

@@ -307,7 +307,7 @@ def test_it_stays_open_where_the_trash_refuses_what_it_waits_for(
 
 
 def test_nonsense_in_the_windows_file_does_not_keep_it_closed(qtbot, session, per_user_folder):
-    recent.write_window_state({"geometry": "not base64 at all", "pictures.columns": "AAAA"})
+    recent.write_window_state({"geometry": "not base64 at all", "images.columns": "AAAA"})
     window = Window(session)
     qtbot.addWidget(window)
     with qtbot.waitExposed(window):

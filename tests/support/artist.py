@@ -143,7 +143,7 @@ class Artist:
 
     def open_images(self, folder: Path) -> None:
         """Open the images, and wait until all of them are loaded."""
-        self._go("window.pictures")
+        self._go("window.images")
         if not self.session.library.images:
             self.window.open([folder])
         until(lambda: self.session.library.images, PATIENCE, "images in the library")

@@ -84,7 +84,7 @@ def move_in(home: Path) -> TrainingRequest:
     )
 
 
-def look_at_pictures(artist: Artist, request: TrainingRequest) -> None:
+def look_at_images(artist: Artist, request: TrainingRequest) -> None:
     """Open the folder, and select one of its images."""
     session = artist.session
     drawn: set[int] = set()
@@ -171,8 +171,8 @@ def make_preset(artist: Artist, lora: Path) -> None:
 
 def go(artist: Artist, request: TrainingRequest, shoot: Shoot, theme: Theme) -> None:
     """Go through the whole workflow, from the images to a preset for others."""
-    look_at_pictures(artist, request)
-    shoot("pictures")
+    look_at_images(artist, request)
+    shoot("images")
     set_up(artist, request)
     shoot("train")
     page = watch_live(artist, artist.start())

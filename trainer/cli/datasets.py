@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SEVERITIES = {"error": "Error", "warning": "Warning", "info": "Note"}
 _MOST_PATHS = 10
 _LONGEST_VALUE = 100
-_COPIES = {"picture.same", "picture.near"}  # always list these files: users need to know which images are alike
+_COPIES = {"image.same", "image.near"}  # always list these files: users need to know which images are alike
 # What users want to know about a LoRA first: title -> metadata keys, each with the unit that follows its value.
 _FIRST_FACTS: Mapping[str, Mapping[str, str]] = {
     "Title": {"modelspec.title": ""},

@@ -59,8 +59,8 @@ def shape_findings(size: tuple[int, int], bucket: tuple[int, int], recipe: Recip
     full_area = (recipe.resolution or 0) ** 2
     coarse = size[0] * size[1] < full_area and bucket[0] * bucket[1] < _SMALL_BUCKET * full_area
     doubts = {
-        "picture.small": enlargement(*size, bucket) > _ENLARGED or coarse,
-        "picture.cropped": crop_loss(*size, bucket) > CROP_LOSS,
+        "image.small": enlargement(*size, bucket) > _ENLARGED or coarse,
+        "image.cropped": crop_loss(*size, bucket) > CROP_LOSS,
     }
     return [code for code, applies in doubts.items() if applies]
 
@@ -68,10 +68,10 @@ def shape_findings(size: tuple[int, int], bucket: tuple[int, int], recipe: Recip
 def file_findings(path: Path, facts: ImageFacts) -> list[str]:
     """Return the codes of findings about an image file."""
     doubts = {
-        "picture.profile": facts.profile == "broken",
-        "picture.misnamed": path.suffix.lower() not in _ENDINGS.get(facts.format, ()),
-        "picture.rotated": facts.rotated,
-        "picture.animated": facts.animated,
+        "image.profile": facts.profile == "broken",
+        "image.misnamed": path.suffix.lower() not in _ENDINGS.get(facts.format, ()),
+        "image.rotated": facts.rotated,
+        "image.animated": facts.animated,
     }
     return [code for code, applies in doubts.items() if applies]
 
@@ -98,7 +98,7 @@ class DatasetBuilder:
         _, _, width, height = region_of(facts.width, facts.height, candidate.crop)
         bucket = choose_bucket(width, height, self._recipe)
         if bucket is None:
-            self._mark("picture.tiny", candidate.path)
+            self._mark("image.tiny", candidate.path)
             return None
         self._judge(candidate.path, facts, (width, height), bucket)
         source, mask_path, mask_id = self._mask(candidate, facts)
@@ -166,11 +166,11 @@ def record_image_findings(
 def _mark_copies(images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], scan: Scan) -> None:
     copies = [Counter(images[place].path for place in places) for places in same([p.id for p in images])]
     for paths in copies:
-        scan.marks["picture.twice"] += [path for path, count in paths.items() if count > 1]
+        scan.marks["image.twice"] += [path for path, count in paths.items() if count > 1]
     groups = [[images[place] for place in places] for places in alike]
     for group in groups:
         if {"train", "validation"} <= {image.kind for image in group}:
-            scan.marks["picture.held_out_near"] += [p.path for p in group if p.kind == "validation"]
+            scan.marks["image.held_out_near"] += [p.path for p in group if p.kind == "validation"]
     near = [[image.path for image in group] for group in groups if len({image.id for image in group}) > 1]
     scan.findings += word_copies([list(paths) for paths in copies if len(paths) > 1], exact=True)
     scan.findings += word_copies(near, exact=False)

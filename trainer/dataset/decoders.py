@@ -200,7 +200,7 @@ class _Decoder:
         self.end()
         if not up:
             raise _no_process(f"it did not start within {SECONDS:g} seconds")
-        fault = file_fault("picture.hangs", path, seconds=SECONDS) if hung else file_fault("picture.crashes", path)
+        fault = file_fault("image.hangs", path, seconds=SECONDS) if hung else file_fault("image.crashes", path)
         return path, None, fault
 
     def kill(self) -> None:
@@ -240,7 +240,7 @@ def no_interrupts() -> Iterator[None]:
 
 def _no_process(reason: str) -> DatasetError:
     return DatasetError(
-        "picture.no_process",
+        "image.no_process",
         f"Could not start the process that decodes images: {reason}.",
         "The images may be fine. Close programs that use a lot of memory, then try again.",
     )

@@ -56,62 +56,62 @@ RULES: Mapping[str, Rule] = {
         "{files} left out: links that point outside the dataset.",
         "Copy the files into the dataset, or add their folder to dataset.linked_folders.",
     ),
-    "picture.tiny": Rule(
+    "image.tiny": Rule(
         "error",
         "{images} left out: too small for the smallest bucket.",
         "Use larger images, or raise recipe.images.max_upscale.",
     ),
-    "picture.small": Rule(
+    "image.small": Rule(
         "warning",
         "{images} smaller than the training resolution: enlarged, or trained in a smaller bucket.",
         "Use larger originals or a good upscaler. A few such images do no harm.",
     ),
-    "picture.cropped": Rule(
+    "image.cropped": Rule(
         "warning",
         f"{{images}} cropped by more than {CROP_LOSS:.0%} to fit a bucket.",
         "Crop them yourself so that the subject is not cut off, or raise recipe.images.bucket_max.",
     ),
-    "picture.held_out_near": Rule(
+    "image.held_out_near": Rule(
         "warning",
         "{images} for validation that nearly equal training images: the validation loss will look too good.",
         "Hold out other images, or let dataset.validation_share choose them.",
     ),
-    "picture.same_stem": Rule(
+    "image.same_stem": Rule(
         "warning",
         "{images} with the same name as another except for the extension: they share one caption file.",
         "Rename them so that each has its own caption file.",
     ),
-    "picture.twice": Rule(
+    "image.twice": Rule(
         "warning",
         "{images} listed twice, because folders of the job overlap.",
         "List each folder once; use repeats to train images more often.",
     ),
-    "picture.profile": Rule(
+    "image.profile": Rule(
         "warning",
         "{images} with a broken color profile: treated as sRGB.",
         "Save them again as sRGB if the colors look wrong in other programs too.",
     ),
-    "picture.other_kind": Rule(
+    "image.other_kind": Rule(
         "warning",
         "{files} in image formats that are not supported.",
         "Save them as PNG, JPEG or WebP.",
     ),
-    "picture.misnamed": Rule(
+    "image.misnamed": Rule(
         "info",
         "{images} with the wrong file extension; read anyway.",
         "Rename them if other programs cannot open them.",
     ),
-    "picture.rotated": Rule(
+    "image.rotated": Rule(
         "info",
         "{images} rotated as recorded by the camera (EXIF).",
         "",
     ),
-    "picture.animated": Rule(
+    "image.animated": Rule(
         "info",
         "{images} with several frames or pages: only the first is used.",
         "Save the frame you want as a separate image.",
     ),
-    "picture.excluded": Rule(
+    "image.excluded": Rule(
         "info",
         "{images} you excluded (impasto.jsonl).",
         "",
@@ -200,41 +200,41 @@ RULES: Mapping[str, Rule] = {
 
 
 COPIES: Mapping[str, Rule] = {
-    "picture.same": Rule("warning", "{which} are exactly the same.", "Remove all but one, or use repeats."),
-    "picture.near": Rule("warning", "{which} are nearly the same.", "Keep one of each; duplicates get memorized."),
+    "image.same": Rule("warning", "{which} are exactly the same.", "Remove all but one, or use repeats."),
+    "image.near": Rule("warning", "{which} are nearly the same.", "Keep one of each; duplicates get memorized."),
 }
 FILE_FAULTS: Mapping[str, Rule] = {
-    "picture.too_large": Rule(
+    "image.too_large": Rule(
         "error",
         "{file} has {width}×{height} pixels ({megapixels:.0f} megapixels), more than the {limit:g} megapixels that are "
         "allowed.",
         "Make the image smaller, or raise dataset.max_megapixels if it is meant to be that large.",
     ),
-    "picture.missing": Rule("error", "{file} does not exist.", "Put the image back, or check the dataset again."),
-    "picture.unusable": Rule("error", "{file} cannot be used: {reason}.", "Move it out of the dataset's folder."),
-    "picture.forbidden": Rule("error", "You have no permission to read {file}.", "Change the file's permissions."),
-    "picture.empty": Rule("error", "{file} is empty (0 bytes).", "Copy the image again, or remove it."),
-    "picture.jpeg_xl": Rule(
+    "image.missing": Rule("error", "{file} does not exist.", "Put the image back, or check the dataset again."),
+    "image.unusable": Rule("error", "{file} cannot be used: {reason}.", "Move it out of the dataset's folder."),
+    "image.forbidden": Rule("error", "You have no permission to read {file}.", "Change the file's permissions."),
+    "image.empty": Rule("error", "{file} is empty (0 bytes).", "Copy the image again, or remove it."),
+    "image.jpeg_xl": Rule(
         "error",
         "{file} is a JPEG XL image, which cannot be read here.",
         "Save it as PNG, or install the Python package pillow-jxl-plugin.",
     ),
-    "picture.unreadable": Rule(
+    "image.unreadable": Rule(
         "error",
         "{file} is not an image in a format that can be read.",
         "Save it as PNG, JPEG or WebP, or remove it from the folder.",
     ),
-    "picture.damaged": Rule(
+    "image.damaged": Rule(
         "error",
         "{file} is damaged or cut short ({reason}).",
         "Save the image again from its source, or remove it from the folder.",
     ),
-    "picture.hangs": Rule(
+    "image.hangs": Rule(
         "error",
         "{file} could not be decoded within {seconds:g} seconds.",
         "Save the image again from its source, or remove it.",
     ),
-    "picture.crashes": Rule(
+    "image.crashes": Rule(
         "error",
         "{file} crashes the decoder.",
         "Remove it, and do not open it in other programs if you do not trust it.",
@@ -281,7 +281,7 @@ def word_marks(marks: Mapping[str, Sequence[Path]]) -> list[Finding]:
 
 def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Finding]:
     """Return a finding for each group of identical or similar images, or a single one for many groups."""
-    code = "picture.same" if exact else "picture.near"
+    code = "image.same" if exact else "image.near"
     if len(groups) > _NAMED_GROUPS:
         paths = tuple(path for group in groups for path in group)
         return [Finding(code, {"groups": len(groups), "count": len(paths)}, paths)]

@@ -287,10 +287,10 @@ def _scan_image(
 ) -> None:
     notes = directory.notes.of(file.name)
     if notes.excluded:
-        scan.marks["picture.excluded"].append(file)
+        scan.marks["image.excluded"].append(file)
         return
     if len(directory.images(file.stem)) > 1:
-        scan.marks["picture.same_stem"].append(file)
+        scan.marks["image.same_stem"].append(file)
     mask = directory.beside(file.stem + MASK, ".png")
     if mask and dataset.masks not in ("auto", "files"):
         scan.marks["mask.unused"].append(mask)
@@ -360,7 +360,7 @@ def _mark_strays(directory: _Directory, scan: Scan) -> None:
         if suffix in caption_files.SUFFIXES and not directory.images(file.stem):
             scan.marks["caption.orphan"].append(file)
         elif suffix in _OTHER_SUFFIXES:
-            scan.marks["picture.other_kind"].append(file)
+            scan.marks["image.other_kind"].append(file)
         elif file.stem.endswith(MASK) and not directory.images(file.stem.removesuffix(MASK)):
             scan.marks["mask.orphan"].append(file)
 

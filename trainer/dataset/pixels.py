@@ -136,7 +136,7 @@ def check_megapixels(path: Path, width: int, height: int, max_megapixels: float)
     megapixels = width * height / 1e6
     if megapixels > max_megapixels:
         size = {"width": width, "height": height, "megapixels": megapixels, "limit": max_megapixels}
-        raise file_fault("picture.too_large", path, **size)
+        raise file_fault("image.too_large", path, **size)
 
 
 @contextmanager
@@ -145,24 +145,24 @@ def faults_named(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as fault:
-        raise file_fault("picture.missing", path) from fault
+        raise file_fault("image.missing", path) from fault
     except UnusableFileError as fault:
-        raise file_fault("picture.unusable", path, reason=fault.reason) from fault
+        raise file_fault("image.unusable", path, reason=fault.reason) from fault
     except PermissionError as fault:
-        raise file_fault("picture.forbidden", path) from fault
+        raise file_fault("image.forbidden", path) from fault
     except UnidentifiedImageError as fault:
         raise file_fault(_unidentified(path), path) from fault
     except _FAULTS as fault:
         reason = " ".join(str(fault).split()) or type(fault).__name__
-        raise file_fault("picture.damaged", path, reason=reason) from fault
+        raise file_fault("image.damaged", path, reason=reason) from fault
 
 
 def _unidentified(path: Path) -> str:
     """Return the code of the problem with a file that no decoder recognizes."""
     if path.stat().st_size == 0:
-        return "picture.empty"
+        return "image.empty"
     is_jpeg_xl = path.suffix.lower() == ".jxl" and "JXL" not in Image.OPEN
-    return "picture.jpeg_xl" if is_jpeg_xl else "picture.unreadable"
+    return "image.jpeg_xl" if is_jpeg_xl else "image.unreadable"
 
 
 def exif_orientation(image: ImageFile.ImageFile) -> int:

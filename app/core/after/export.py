@@ -118,7 +118,7 @@ def _write(lora: Path, target: Path, name: str, summary: LoraSummary) -> None:
             image = _as_png(summary.image)
         except UnusableImageError as fault:
             sentence = f"Could not use {summary.image} as the preview image: {fault}."
-            raise LoraFileError("export.picture", sentence, "Choose another image, or none.") from None
+            raise LoraFileError("export.image", sentence, "Choose another image, or none.") from None
         write_bytes(target.with_suffix(".png"), image)
     write_json(target.with_suffix(".json"), _description(header, summary))
     rewrite_metadata(lora, target, changes)

@@ -19,7 +19,7 @@ Action = Literal["crop", "mask", "convert", "look", "write"]
 """Tool that the window opens for a finding that no automatic edit can fix."""
 
 APP_RULES: Mapping[str, Rule] = {
-    "picture.unusable": Rule(
+    "image.unusable": Rule(
         "error",
         "{images} cannot be used: damaged, empty, too large or unreadable.",
         "Save them again from their source, or exclude them.",
@@ -53,16 +53,16 @@ APP_RULES: Mapping[str, Rule] = {
 # The trainer's remedies name job keys; these name what the user can do in the window instead.
 _REMEDIES: Mapping[str, str] = {
     "file.outside": "Copy the files into the dataset, or open the folder they point to first.",
-    "picture.tiny": "Use larger images.",
-    "picture.cropped": "Choose the part to keep so that the subject stays inside.",
-    "picture.excluded": "They stay on disk; you can include them again at any time.",
+    "image.tiny": "Use larger images.",
+    "image.cropped": "Choose the part to keep so that the subject stays inside.",
+    "image.excluded": "They stay on disk; you can include them again at any time.",
     "caption.long": "Shorten it or raise the token limit: text that is cut off is not learned.",
     "trigger.absent": "Training adds it at the front. Write it into the captions if other programs should see it.",
     "caption.missing": "Write captions, or give the folder a trigger.",
     "caption.empty": "Write captions, or give the folder a trigger.",
 }
 _ACTIONS: Mapping[str, Action] = {
-    "picture.cropped": "crop",
+    "image.cropped": "crop",
     "mask.missing": "mask",
     "caption.missing": "write",
     "caption.empty": "write",

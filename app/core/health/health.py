@@ -131,7 +131,7 @@ class Health:
             return
         self._counting, self._tags_stale = True, False
         # Two lists of existing objects: pairs would allocate 100,000 new tuples on the owner's thread.
-        left_out = frozenset(self.image_index.under("mark", "picture.excluded"))
+        left_out = frozenset(self.image_index.under("mark", "image.excluded"))
         ids = [number for number in self._library.images if number not in left_out]
         rows = list(map(self._index.row, ids))
         self._tasks.run(lambda: count_tags(zip(ids, rows, strict=True)), self._on_tags_counted, reraise)
@@ -394,7 +394,7 @@ class Health:
         sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.image_index.all("mark").items()}
         sets["duplicate.exact"] = self._contents.images
         sets["duplicate.near"] = self._near_marked
-        sets["picture.same_stem"] = self._stems.images
+        sets["image.same_stem"] = self._stems.images
         sets["tag.rare"] = self.tags.rare
         sets["folder.unbalanced"] = self._unbalanced()
         sets["bucket.lonely"] = self._underfilled_buckets()
@@ -449,9 +449,9 @@ class Health:
             return [image for number in sorted(ids) if (image := images.get(number))]
 
         match code:
-            case "picture.unusable" | "picture.tiny" | "picture.small":
+            case "image.unusable" | "image.tiny" | "image.small":
                 return "Exclude them", lambda: exclude(affected(), True)
-            case "picture.excluded":
+            case "image.excluded":
                 return "Include them", lambda: exclude(affected(), False)
             case "duplicate.exact":
                 return "Keep the best image of each group", lambda: fixes.keep_best(

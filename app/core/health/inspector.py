@@ -199,7 +199,7 @@ def _inspected(request: _Request, found: Inspection) -> InspectedImage | None:
     number, path, changed_ns, _, mask_changed_ns = request
     encodings = _encodings(path)
     if isinstance(found, DatasetError):
-        if found.code == "picture.missing" or file_state(path) is None:
+        if found.code == "image.missing" or file_state(path) is None:
             return None
         return InspectedImage(number, changed_ns, mask_changed_ns, encodings, problem=found.sentence)
     codes = (*file_findings(path, found), *encodings, *_mask_findings(request, (found.width, found.height)))

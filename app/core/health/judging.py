@@ -47,9 +47,9 @@ class Judge:
     def keys(self, image: LibraryImage, known: Sequence[str] = ()) -> list[Key]:
         """Return all index keys of an image; `known` contains the finding codes of its file inspection."""
         if image.excluded:
-            return [("mark", "picture.excluded")]
+            return [("mark", "image.excluded")]
         if image.problem:
-            return [("mark", "picture.unusable")]
+            return [("mark", "image.unusable")]
         keys: list[Key] = [("mark", code) for code in known]
         keys += self._shape(image)
         keys += self._caption(image)
@@ -76,7 +76,7 @@ class Judge:
         cell = ("cell", (cell_of(width), cell_of(height)))
         bucket = choose_bucket(width, height, self.recipe)
         if bucket is None:
-            return [cell, ("mark", "picture.tiny")]
+            return [cell, ("mark", "image.tiny")]
         codes = shape_findings((width, height), bucket, self.recipe)
         shape: list[Key] = [] if image.folder.regularization else [("shape", bucket)]
         return [cell, ("bucket", bucket), *shape, *(("mark", code) for code in codes)]

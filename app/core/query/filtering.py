@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ def _decode(data: Any, skipped: list[str]) -> tuple[list[SavedFilter], list[str]
             skipped.append(f"filter {number}")
     for number, query in enumerate(data["recent"], 1):
         if isinstance(query, str):
-            recent.append(query)
+            recent.append(_current_query(query))
         else:
             skipped.append(f"recent query {number}")
     return filters, recent[:_MAX_RECENT]
@@ -207,7 +208,13 @@ def _encode(stored: tuple[list[SavedFilter], list[str]]) -> str:
 
 def _filter(row: dict[str, object]) -> SavedFilter:
     root = row.get("root")
-    return SavedFilter(_string(row["name"]), _string(row["query"]), None if root is None else Path(_string(root)))
+    query = _current_query(_string(row["query"]))
+    return SavedFilter(_string(row["name"]), query, None if root is None else Path(_string(root)))
+
+
+def _current_query(query: str) -> str:
+    """Return a stored query with the finding codes of 0.1.0, such as "picture.tiny", replaced by the current ones."""
+    return re.sub(r'(\bproblem:"?(?:info\.)?)picture\b', r"\1image", query)
 
 
 def _string(value: object) -> str:

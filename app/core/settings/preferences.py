@@ -18,6 +18,9 @@ from app.core.words import QT_TRANSLATE_NOOP
 from trainer.protocol import places
 from trainer.protocol.reading import read_toml
 
+_RENAMED_COMMANDS = {"window.pictures": "window.images", "presets.save_picture": "presets.save_image"}
+"""Current ids of commands, by the ids that 0.1.0 stored; those of the Images page are renamed by their first part."""
+
 
 class PreferenceGroup(BaseModel):
     """An immutable group of preferences."""
@@ -161,7 +164,16 @@ def to_toml(preferences: Preferences) -> str:
     return "\n".join(lines)
 
 
+def _current_id(command: str) -> str:
+    """Return the current id of a command; `command` may be the id that 0.1.0 stored."""
+    if command.startswith("pictures."):
+        return command.replace("pictures", "images", 1)
+    return _RENAMED_COMMANDS.get(command, command)
+
+
 def _preferences(found: Any, left_out: list[str]) -> Preferences:
+    if isinstance(shortcuts := found.get("shortcuts"), Mapping):
+        found = {**found, "shortcuts": {_current_id(command): keys for command, keys in shortcuts.items()}}
     try:
         return Preferences.model_validate(found)
     except ValidationError as error:

@@ -151,6 +151,10 @@ def _open_failure(folder: Path) -> OpenFailure | None:
 _log = logging.getLogger(__name__)
 
 
+_RENAMED_STATE = {"pictures.columns": "images.columns", "pictures.right": "images.right"}
+"""Current names of window state values, by the names that 0.1.0 stored."""
+
+
 def window_state_file() -> Path:
     """Return the file that stores the state of the window."""
     return places.home() / "window.json"
@@ -163,7 +167,7 @@ def read_window_state() -> tuple[dict[str, str], str]:
 
 
 def _texts(found: Any, _: list[str]) -> dict[str, str]:
-    return {str(name): text for name, text in found.items() if isinstance(text, str)}
+    return {_RENAMED_STATE.get(name, name): text for name, text in found.items() if isinstance(text, str)}
 
 
 def write_window_state(state: dict[str, str]) -> None:

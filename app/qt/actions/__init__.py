@@ -6,8 +6,8 @@ A page or panel declares its actions as a tuple next to the widget that runs the
     from app.qt.widgets import QT_TRANSLATE_NOOP
 
     ACTIONS = (
-        Action("pictures.next", QT_TRANSLATE_NOOP("Action", "Next image"), "pictures", "next", keys=("Right",)),
-        Action("pictures.reject", QT_TRANSLATE_NOOP("Action", "Reject"), "pictures", "reject", keys=("X",),
+        Action("images.next", QT_TRANSLATE_NOOP("Action", "Next image"), "images", "next", keys=("Right",)),
+        Action("images.reject", QT_TRANSLATE_NOOP("Action", "Reject"), "images", "reject", keys=("X",),
                enabled="has_selection", icon="reject"),
     )
 
@@ -19,6 +19,6 @@ A page or panel declares its actions as a tuple next to the widget that runs the
 The id never changes, because the user's shortcuts are stored under it. An action is enabled while its owner is visible
 and the attribute named by `enabled` is true; `commands.refresh()` checks this again (the window calls it when the view
 or the selection changes).
-For a button use `commands.button("pictures.reject")`: text, icon, tooltip, shortcut and state follow the action.
+For a button use `commands.button("images.reject")`: text, icon, tooltip, shortcut and state follow the action.
 A single letter is safe as a shortcut, because a focused text field gets the key first.
 """

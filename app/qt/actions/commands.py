@@ -14,13 +14,13 @@ from PySide6.QtWidgets import QMenu, QMenuBar, QToolButton, QWidget
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP
 
-Menu = Literal["file", "edit", "view", "pictures", "captions", "find", "train", "runs", "presets", "help"]
+Menu = Literal["file", "edit", "view", "images", "captions", "find", "train", "runs", "presets", "help"]
 _PORTABLE = QKeySequence.SequenceFormat.PortableText
 MENUS: dict[Menu, str] = {
     "file": QT_TRANSLATE_NOOP("Menu", "&File"),
     "edit": QT_TRANSLATE_NOOP("Menu", "&Edit"),
     "view": QT_TRANSLATE_NOOP("Menu", "&View"),
-    "pictures": QT_TRANSLATE_NOOP("Menu", "I&mages"),
+    "images": QT_TRANSLATE_NOOP("Menu", "I&mages"),
     "captions": QT_TRANSLATE_NOOP("Menu", "&Captions"),
     "find": QT_TRANSLATE_NOOP("Menu", "F&ind"),
     "train": QT_TRANSLATE_NOOP("Menu", "&Train"),

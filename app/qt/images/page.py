@@ -37,8 +37,8 @@ class ImagesPage(QWidget):
         self.health = _place("health")
         self.columns = QSplitter(Qt.Orientation.Horizontal)
         self.right = QSplitter(Qt.Orientation.Vertical)
-        self.columns.setObjectName("pictures.columns")  # the window saves their positions under these names
-        self.right.setObjectName("pictures.right")
+        self.columns.setObjectName("images.columns")  # the window saves their positions under these names
+        self.right.setObjectName("images.right")
         self._build()
         self.put(self.filter, FilterBox(session, commands))
         self.put(self.tags, TagPanel(session, commands))

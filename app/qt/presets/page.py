@@ -85,12 +85,12 @@ ACTIONS = (
         tip=QT_TRANSLATE_NOOP("Action", "Saves one file to share, with the image"),
     ),
     Action(
-        "presets.save_picture",
+        "presets.save_image",
         QT_TRANSLATE_NOOP("Action", "Save as an image…"),
         "presets",
         "save_image",
         enabled="has_image",
-        icon="pictures",
+        icon="images",
         tip=QT_TRANSLATE_NOOP("Action", "Saves the preview image with the preset inside"),
     ),
     Action(

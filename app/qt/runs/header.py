@@ -52,7 +52,7 @@ ACTIONS = (
         "preview_now",
         (),
         "can_preview",
-        icon="pictures",
+        icon="images",
         tip=_NOOP("Action", "Generates the preview images after this step, then continues training"),
     ),
     Action(

@@ -51,7 +51,7 @@ from trainer.protocol.run_directory import forget_run
 
 LINK = "https://example.com/files/base.safetensors"
 HUB_MODEL, COMMIT = "owner/name", "0123456789abcdef0123456789abcdef01234567"
-SPLITTERS = ("pictures.columns", "pictures.right", "presets", "train.columns", "runs.left", "runs")
+SPLITTERS = ("images.columns", "images.right", "presets", "train.columns", "runs.left", "runs")
 IMAGE_STATE = (1234, 1_700_000_000_000_000_000)
 """Bytes and time of change of the image that the caches speak of."""
 # Databases and journals of other sessions' locks are no formats.

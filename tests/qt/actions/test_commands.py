@@ -29,7 +29,7 @@ class Owner(QWidget):
 
 
 ACTIONS = (
-    Action("test.reject", "Reject", "pictures", "reject", keys=("X",), enabled="ready"),
+    Action("test.reject", "Reject", "images", "reject", keys=("X",), enabled="ready"),
     Action("test.on", "Large", "view", "set_on", keys=("Ctrl+L",), checked="on"),
 )
 

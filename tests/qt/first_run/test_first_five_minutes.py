@@ -86,7 +86,7 @@ def test_the_first_five_minutes(qtbot, session, folder, english):
 
     # A list of problems beside them, each leading to the pictures.
     found = lambda: {one.code: len(one.ids) for one in session.health.current_findings}  # noqa: E731
-    wanted = {"caption.missing": BARE, "picture.small": SMALL, "duplicate.near": 2, "picture.unusable": 1}
+    wanted = {"caption.missing": BARE, "image.small": SMALL, "duplicate.near": 2, "image.unusable": 1}
     wanted["bucket.lonely"] = SMALL  # too few of their shape to fill a batch
     qtbot.waitUntil(lambda: found() == wanted)
     problems = page.health_panel.list

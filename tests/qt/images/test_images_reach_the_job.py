@@ -143,7 +143,7 @@ def test_a_crop(opened: Window, session: Session, qtbot: QtBot) -> None:
 
 def test_an_exclusion(opened: Window, session: Session, qtbot: QtBot) -> None:
     select(session, "b")
-    opened.commands["pictures.reject"].trigger()
+    opened.commands["images.reject"].trigger()
     saved(session, qtbot)
     assert sorted(trained(opened, qtbot)) == ["a", "c"]
 
@@ -163,10 +163,10 @@ def test_an_edit_made_just_before_start_is_on_disk_when_the_job_is_queued(
     page = new_job(opened, qtbot)
     assert page.draft is not None
     page.draft.set("base.model", "owner/base")
-    opened.commands["window.pictures"].trigger()
+    opened.commands["window.images"].trigger()
     qtbot.waitUntil(opened.images.isVisible)
     select(session, "b")
-    opened.commands["pictures.reject"].trigger()
+    opened.commands["images.reject"].trigger()
     page.start()
     qtbot.waitUntil(lambda: bool(queued))
     assert queued == [True]
@@ -183,7 +183,7 @@ def type_filter(window: Window, session: Session, qtbot: QtBot) -> None:
 
 def test_training_only_what_is_shown(opened: Window, session: Session, qtbot: QtBot) -> None:
     type_filter(opened, session, qtbot)
-    opened.commands["pictures.only_shown"].trigger()
+    opened.commands["images.only_shown"].trigger()
     saved(session, qtbot)
     assert sorted(trained(opened, qtbot)) == ["a"]
 
@@ -203,7 +203,7 @@ def test_a_filter_alone_leaves_out_nothing_and_the_new_job_asks(
 
 
 def change_folder(window: Window, qtbot: QtBot, change: Callable[[FolderDialog], None]) -> None:
-    window.commands["pictures.folder"].trigger()
+    window.commands["images.folder"].trigger()
     dialog = dialog_of(window, FolderDialog, qtbot)
     assert isinstance(dialog, FolderDialog)
     change(dialog)

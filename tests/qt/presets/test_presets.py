@@ -86,7 +86,7 @@ def send_file(page, folder, monkeypatch):
 def send_picture(page, folder, monkeypatch):
     target = folder / "für dich"  # without its ending: the page gives it one
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(target), ""))
-    page.commands["presets.save_picture"].trigger()
+    page.commands["presets.save_image"].trigger()
     return target.with_name("für dich.png")
 
 

@@ -34,7 +34,7 @@ def test_what_trains_is_shown_on_every_page_and_in_the_title_until_it_ends(watch
     with held(new_run(tmp_path, "cats")) as engine:
         seen(watching, qtbot)
         step(watching, qtbot, engine, 250)
-        for command in ("window.pictures", "window.train", "window.runs", "window.presets"):
+        for command in ("window.images", "window.train", "window.runs", "window.presets"):
             watching.commands[command].trigger()
             assert line.isVisible() and line.words.text() == "cats · Running · 250 of 1000"
             assert ring.isVisible() and ring.share == 0.25

@@ -149,7 +149,7 @@ def test_ctrl_z_takes_back_what_was_done_to_the_job_wherever_the_cursor_is(
         qtbot.waitUntil(window.commands["edit.redo"].isEnabled)
         window.commands["edit.redo"].trigger()
     assert page.draft.get("recipe.rank") == 24 and page.sheet.essentials.trigger.text() == "ohwx"
-    window.commands["window.pictures"].trigger()
+    window.commands["window.images"].trigger()
     assert window.commands["edit.undo"].text() == "Undo" and not window.can_undo()  # captions have nothing
 
 

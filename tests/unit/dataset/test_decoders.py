@@ -77,7 +77,7 @@ def test_a_picture_that_hangs_is_given_up_and_the_next_is_looked_at(
             patch.setattr(decoders, "SECONDS", 0.2)
             ((path, state, hung),) = own.inspect([endless], 100)
         assert (path, state) == (endless, None) and isinstance(hung, DatasetError)
-        assert hung.code == "picture.hangs" and f"{endless} could not be decoded within 0.2 seconds." in str(hung)
+        assert hung.code == "image.hangs" and f"{endless} could not be decoded within 0.2 seconds." in str(hung)
         assert isinstance(look_at(own, good)["good.png"], ImageFacts)
 
 
@@ -89,7 +89,7 @@ def test_a_picture_that_crashes_its_decoder_is_named(endless: Path, good: Path) 
         stop_at(own, endless, signal.SIGKILL)
         found = look_at(own, endless, good)
     crashed = found["endless.png"]
-    assert isinstance(crashed, DatasetError) and crashed.code == "picture.crashes"
+    assert isinstance(crashed, DatasetError) and crashed.code == "image.crashes"
     assert isinstance(found["good.png"], ImageFacts)
 
 
@@ -120,7 +120,7 @@ def test_a_process_that_cannot_be_started_says_nothing_of_a_picture(good: Path) 
     with DecoderPool(2) as own:
         with no_process_starts(), pytest.raises(DatasetError) as caught:
             look_at(own, good, good.with_name("other.png"))
-        assert caught.value.code == "picture.no_process"
+        assert caught.value.code == "image.no_process"
         assert "good.png" not in str(caught.value) and "Could not start" in str(caught.value)
     with DecoderPool(1) as own:
         assert isinstance(look_at(own, good)["good.png"], ImageFacts)

@@ -165,7 +165,7 @@ def test_exclusion_and_crops_from_the_notes(tmp_path: Path) -> None:
     write_sidecar(tmp_path, notes)
     result = scan(tmp_path)
     assert [(c.path.name, c.crop) for c in result.candidates] == [("b.png", (0.1, 0.2, 0.9, 1.0))]
-    assert names(result.marks["picture.excluded"]) == ["a.png"]
+    assert names(result.marks["image.excluded"]) == ["a.png"]
 
 
 def test_masks_beside_pictures(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_masks_beside_pictures(tmp_path: Path) -> None:
 def test_strays_are_marked(tmp_path: Path) -> None:
     fill(tmp_path, a_png="", a_jpg="", lost_txt="", raw_heic="")
     marks = scan(tmp_path).marks
-    assert names(marks["picture.same_stem"]) == ["a.jpg", "a.png"]
+    assert names(marks["image.same_stem"]) == ["a.jpg", "a.png"]
     assert names(marks["caption.orphan"]) == ["lost.txt"]
-    assert names(marks["picture.other_kind"]) == ["raw.heic"]
+    assert names(marks["image.other_kind"]) == ["raw.heic"]
 
 
 def test_spaces_and_letters_of_other_scripts(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ def test_turned_animated_and_misnamed_pictures_are_named(good: Path) -> None:
     (good / "moving.txt").write_text("coins", encoding="utf-8")
     found = check(good)
     assert {code: names(finding) for code, finding in found.items()} == {
-        "picture.rotated": ["turned.jpg"],
-        "picture.animated": ["moving.gif"],
-        "picture.misnamed": ["wrong.jpg"],
+        "image.rotated": ["turned.jpg"],
+        "image.animated": ["moving.gif"],
+        "image.misnamed": ["wrong.jpg"],
     }
     assert {finding.severity for finding in found.values()} == {"info"}
 
@@ -79,16 +79,16 @@ def test_small_and_tiny_and_much_cropped_pictures(good: Path) -> None:
     save(good / "wide.png", "page.png", (3000, 200))
     found = check(good)
     assert {code: (names(f), f.severity) for code, f in found.items() if code != "bucket.lonely"} == {
-        "picture.small": (["small.png"], "warning"),
-        "picture.tiny": (["tiny.png"], "error"),
-        "picture.cropped": (["wide.png"], "warning"),
+        "image.small": (["small.png"], "warning"),
+        "image.tiny": (["tiny.png"], "error"),
+        "image.cropped": (["wide.png"], "warning"),
     }
 
 
 def test_a_stored_crop_counts_as_the_picture(good: Path) -> None:
     (good / "impasto.jsonl").write_text('{"file": "chelsea.png", "crop": [0, 0, 0.5, 0.5]}\n', encoding="utf-8")
     found = check(good)
-    assert names(found["picture.small"]) == ["chelsea.png"]
+    assert names(found["image.small"]) == ["chelsea.png"]
 
 
 def test_copies_and_near_copies_are_named_together(good: Path) -> None:
@@ -96,17 +96,17 @@ def test_copies_and_near_copies_are_named_together(good: Path) -> None:
     save(good / "again.jpg", "chelsea.png", (200, 200), quality=60)
     (good / "copy.txt").write_text("a copy", encoding="utf-8")
     found = check(good)
-    assert names(found["picture.same"]) == ["coffee.png", "copy.png"]
-    assert names(found["picture.near"]) == ["again.jpg", "chelsea.png"]
-    assert found["picture.same"].sentence == "coffee.png and copy.png are exactly the same."
-    assert found["picture.near"].sentence == "again.jpg and chelsea.png are nearly the same."
+    assert names(found["image.same"]) == ["coffee.png", "copy.png"]
+    assert names(found["image.near"]) == ["again.jpg", "chelsea.png"]
+    assert found["image.same"].sentence == "coffee.png and copy.png are exactly the same."
+    assert found["image.near"].sentence == "again.jpg and chelsea.png are nearly the same."
 
 
 def test_many_groups_of_copies_become_one_finding() -> None:
     groups = [[Path(f"{number}.png"), Path(f"{number}.jpg"), Path("x.png")] for number in range(9)]
     assert len(findings.word_copies(groups[:8], exact=False)) == 8
     (finding,) = findings.word_copies(groups, exact=False)
-    assert (finding.code, len(finding.paths)) == ("picture.near", 27)
+    assert (finding.code, len(finding.paths)) == ("image.near", 27)
     assert finding.sentence == "27 images in 9 groups are nearly the same."
     (finding,) = findings.word_copies([[Path(f"{number}.png") for number in range(6)]], exact=True)
     assert finding.sentence == "0.png, 1.png, 2.png, 3.png and 2 more images are exactly the same."
@@ -119,7 +119,7 @@ def test_a_validation_picture_that_is_nearly_learned(good: Path, tmp_path: Path)
     folders = (FolderConfig(path=str(good)), FolderConfig(path=str(held), kind="validation"))
     dataset = read_dataset(DatasetConfig(folders=folders), recipe_of(128))
     found = {finding.code: names(finding) for finding in dataset.findings}
-    assert found["picture.held_out_near"] == ["cat.jpg"]
+    assert found["image.held_out_near"] == ["cat.jpg"]
 
 
 def test_folders_that_overlap(good: Path) -> None:
@@ -127,7 +127,7 @@ def test_folders_that_overlap(good: Path) -> None:
     save(good / "inner" / "cell.png", "cell.png")
     folders = (FolderConfig(path=str(good), recursive=True), FolderConfig(path=str(good / "inner")))
     (finding,) = read_dataset(DatasetConfig(folders=folders), recipe_of(128)).findings
-    assert (finding.code, names(finding)) == ("picture.twice", ["cell.png"])
+    assert (finding.code, names(finding)) == ("image.twice", ["cell.png"])
 
 
 def test_captions_longer_than_what_is_read(good: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_trigger_that_captions_lack(good: Path) -> None:
 def test_a_broken_profile(good: Path) -> None:
     save(good / "odd.png", "cell.png", icc_profile=display_p3()[:300])
     save(good / "fine.png", "coins.png", icc_profile=display_p3())
-    assert names(check(good)["picture.profile"]) == ["odd.png"]
+    assert names(check(good)["image.profile"]) == ["odd.png"]
 
 
 def test_masks_missing_bent_and_broken(good: Path) -> None:
@@ -164,7 +164,7 @@ def test_masks_missing_bent_and_broken(good: Path) -> None:
         found = check(good, dataset_masks=masks)
         assert names(found["mask.missing"]) == ["astronaut.png", "rocket.png"]
     assert names(found["mask.size"]) == ["chelsea-masklabel.png"]
-    assert names(found["picture.unreadable"]) == ["rocket-masklabel.png"]
+    assert names(found["image.unreadable"]) == ["rocket-masklabel.png"]
     dataset = read_dataset(folder_of(good, dataset_masks="files"), recipe_of(128))
     masked = {picture.path.name: picture.mask_path for picture in dataset.images if picture.mask == "file"}
     assert masked == {"coffee.png": good / "coffee-masklabel.png", "chelsea.png": good / "chelsea-masklabel.png"}
@@ -215,13 +215,13 @@ def test_all_pictures_bad_is_still_a_report(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"bad")
     dataset = read_dataset(folder_of(tmp_path), recipe_of(128))
     assert not dataset.images
-    assert "picture.unreadable" in {finding.code for finding in dataset.findings}
+    assert "image.unreadable" in {finding.code for finding in dataset.findings}
 
 
 def test_every_mark_that_the_code_sets_has_its_words() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in Path(findings.__file__).parent.glob("*.py"))
     marked = set(re.findall(r'marks\["([a-z0-9_.-]+)"\]', source)) | set(re.findall(r'_mark\("([a-z0-9_.-]+)"', source))
-    assert {"caption.missing", "mask.size", "picture.tiny"} <= marked | set(findings.RULES)
+    assert {"caption.missing", "mask.size", "image.tiny"} <= marked | set(findings.RULES)
     assert marked <= set(findings.RULES)
     for code in findings.RULES:
         for count in (1, 2):
@@ -234,7 +234,7 @@ def test_every_fault_of_a_file_has_its_words_and_keeps_them_across_json() -> Non
     """A code without words raises KeyError where the engine or the window words it: this meets it before."""
     source = "".join(path.read_text(encoding="utf-8") for path in Path(findings.__file__).parent.glob("*.py"))
     raised = set(re.findall(r'(?:file_fault|Finding)\(\s*"([a-z0-9_.-]+)"', source))
-    raised |= set(re.findall(r'"(picture\.(?:empty|jpeg_xl|unreadable))"', source))
+    raised |= set(re.findall(r'"(image\.(?:empty|jpeg_xl|unreadable))"', source))
     assert raised == set(findings.FILE_FAULTS)
     values = {"reason": "torn", "width": 9, "height": 8, "megapixels": 7.2, "limit": 1.0, "seconds": 20.0}
     for code in findings.FILE_FAULTS:
@@ -244,7 +244,7 @@ def test_every_fault_of_a_file_has_its_words_and_keeps_them_across_json() -> Non
         assert (crossed.sentence, crossed.remedy) == (error.sentence, error.remedy)
         assert pickle.loads(pickle.dumps(error)).values == error.values  # decoders run in processes of their own
     with pytest.raises(KeyError, match=r"picture\.new"):
-        findings.file_fault("picture.new", Path("a"))
+        findings.file_fault("image.new", Path("a"))
 
 
 def test_an_epoch_is_described(good: Path) -> None:

@@ -45,20 +45,20 @@ def test_files_cut_short(tmp_path: Path, suffix: str, share: float) -> None:
     data = saved(tmp_path / f"whole.{suffix}")
     path = tmp_path / f"cut.{suffix}"
     path.write_bytes(data[: int(len(data) * share)])
-    assert refusal(path).code in ("picture.damaged", "picture.unreadable")
+    assert refusal(path).code in ("image.damaged", "image.unreadable")
 
 
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (b"", "picture.empty"),
-        (b"a text that calls itself a picture", "picture.unreadable"),
-        (b"\x89PNG\r\n\x1a\n", "picture.unreadable"),
-        (b"\xff\xd8\xff\xe0", "picture.unreadable"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "picture.unreadable"),
-        (b"RIFF\x10\0\0\0WEBPVP8 ", "picture.damaged"),
-        (b"II*\0\xff\xff\xff\xff", "picture.unreadable"),
-        (bytes(4096), "picture.unreadable"),
+        (b"", "image.empty"),
+        (b"a text that calls itself a picture", "image.unreadable"),
+        (b"\x89PNG\r\n\x1a\n", "image.unreadable"),
+        (b"\xff\xd8\xff\xe0", "image.unreadable"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "image.unreadable"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "image.damaged"),
+        (b"II*\0\xff\xff\xff\xff", "image.unreadable"),
+        (bytes(4096), "image.unreadable"),
     ],
 )
 def test_files_that_are_no_pictures(tmp_path: Path, data: bytes, code: str) -> None:
@@ -76,7 +76,7 @@ def test_bombs_are_refused_by_their_header(tmp_path: Path, width: int, height: i
         bomb(path, width, height)
         assert path.stat().st_size < 40_000
     error = refusal(path)
-    assert error.code == "picture.too_large"
+    assert error.code == "image.too_large"
     assert f"{width}×{height}" in str(error)
 
 
@@ -87,7 +87,7 @@ def test_the_limit_is_ours_not_pillows(tmp_path: Path) -> None:
     Image.new("1", (10000, 9500)).save(tmp_path / "b.tiff", compression="group4")
     with open_image(tmp_path / "b.tiff", 100) as image:
         image.load()
-    assert refusal(tmp_path / "b.tiff", 90).code == "picture.too_large"
+    assert refusal(tmp_path / "b.tiff", 90).code == "image.too_large"
 
 
 @pytest.mark.parametrize("suffix", ["png", "bmp", "gif", "webp"])
@@ -104,7 +104,7 @@ def test_a_header_that_promises_more_rows_than_there_are(tmp_path: Path, suffix:
         struct.pack_into("<H", data, data.index(b"\x2c\0\0\0\0\xc8\0") + 7, 320)
     path.write_bytes(data)
     assert isinstance(inspected := inspect_images([path], 100)[path], DatasetError)
-    assert inspected.code == "picture.damaged"
+    assert inspected.code == "image.damaged"
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
@@ -132,20 +132,20 @@ def test_an_interlaced_png_is_whole(tmp_path: Path) -> None:
 def test_a_text_chunk_that_unpacks_to_a_flood(tmp_path: Path) -> None:
     flood = png_chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(80_000_000)))
     path = write_png(tmp_path / "a.png", 2, 2, 8, 0, bytes(6), flood)
-    assert refusal(path).code == "picture.damaged"
+    assert refusal(path).code == "image.damaged"
 
 
 def test_values_of_no_known_range(tmp_path: Path) -> None:
     Image.new("F", (8, 8), 1e30).save(tmp_path / "a.tiff")
     assert "brightness" in str(refusal(tmp_path / "a.tiff"))
     Image.new("I", (8, 8), -5).save(tmp_path / "b.tiff")
-    assert refusal(tmp_path / "b.tiff").code == "picture.damaged"
+    assert refusal(tmp_path / "b.tiff").code == "image.damaged"
 
 
 def test_a_missing_file_and_a_folder_named_like_a_picture(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "gone.png").code == "picture.missing"
+    assert refusal(tmp_path / "gone.png").code == "image.missing"
     (tmp_path / "folder.png").mkdir()
-    assert refusal(tmp_path / "folder.png").code in ("picture.unusable", "picture.forbidden")
+    assert refusal(tmp_path / "folder.png").code in ("image.unusable", "image.forbidden")
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Image, "open", refuse)
     with pytest.raises(DatasetError) as caught:
         load_upright(tmp_path / "a.png", "#ffffff", 100)
-    assert caught.value.code == "picture.forbidden"
+    assert caught.value.code == "image.forbidden"
 
 
 def test_the_warnings_of_pillow_stay_with_it(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_one_bad_file_among_good_ones_is_listed_and_left_out(tmp_path: Path) -> 
     dataset = read_dataset(folder_of(tmp_path), recipe_of(128))
     assert [picture.path.name for picture in dataset.images] == ["astronaut.png", "chelsea.png"]
     errors = {finding.paths[0].name: finding.code for finding in dataset.findings if finding.severity == "error"}
-    assert errors == {"bad.jpg": "picture.damaged", "text.png": "picture.unreadable", "dot.png": "picture.tiny"}
+    assert errors == {"bad.jpg": "image.damaged", "text.png": "image.unreadable", "dot.png": "image.tiny"}
 
 
 def test_a_link_to_nowhere_is_no_picture(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_limit_lowered_later_still_holds(tmp_path: Path) -> None:
     assert isinstance(inspect_images([path], 100)[path], ImageFacts)
     error = inspect_images([path], 0.1)[path]
     assert isinstance(error, DatasetError)
-    assert error.code == "picture.too_large"
+    assert error.code == "image.too_large"
 
 
 @pytest.mark.parametrize("damage", [b"", b"no database at all", b"SQLite format 3\0" + bytes(200)])

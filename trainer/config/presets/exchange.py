@@ -170,7 +170,7 @@ def save_as_image(preset: Preset, path: Path) -> None:
 
     if preset.preview is None:
         raise JobError(
-            "preset.no_picture",
+            "preset.no_image",
             f'"{preset.name}" has no preview image.',
             "Add one first, or save the preset as a file.",
         )

@@ -65,7 +65,7 @@ def make_preview(path: Path) -> str:
         data = small_jpeg(path, _SHARED_SIDE, LARGEST_IMAGE // 2)
     except UnusableImageError as fault:
         raise JobError(
-            "preset.picture",
+            "preset.image",
             f"Could not use {path} as the preview image: {fault}.",
             "Use a PNG, JPEG or WebP image, or omit --preview.",
         ) from None

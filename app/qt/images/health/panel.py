@@ -44,7 +44,7 @@ ACTIONS = (
     Action(
         "health.crop",
         QT_TRANSLATE_NOOP("Action", "Choose crops…"),
-        "pictures",
+        "images",
         "choose_crops",
         ("K",),
         "has_chosen",
@@ -54,7 +54,7 @@ ACTIONS = (
     Action(
         "health.mask",
         QT_TRANSLATE_NOOP("Action", "Paint masks…"),
-        "pictures",
+        "images",
         "paint_masks",
         ("M",),
         "has_chosen",

@@ -79,11 +79,11 @@ def test_where_pictures_could_not_be_looked_at_a_click_tries_again(qtbot, sessio
     with no_process_starts():
         photograph("rocket.jpg").resize((512, 512)).save(folder / "new.png")
         session.datasets.refresh(whole=True)
-        qtbot.waitUntil(lambda: "picture.no_process" in codes(session.health))
-    choose(qtbot, panel, "picture.no_process")
+        qtbot.waitUntil(lambda: "image.no_process" in codes(session.health))
+    choose(qtbot, panel, "image.no_process")
     assert panel.fix_button.text() == "Try again" and panel.fix_button.isVisible()
     qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: settled(session, 8) and "picture.no_process" not in codes(session.health))
+    qtbot.waitUntil(lambda: settled(session, 8) and "image.no_process" not in codes(session.health))
     assert all(picture.content for picture in session.library.images.values())
 
 
@@ -136,7 +136,7 @@ def test_a_caption_is_written_as_utf_8_and_kept_as_it_was(qtbot, session, panel,
 
 
 def test_what_is_mended_by_hand_leads_there(qtbot, session, panel):
-    choose(qtbot, panel, "picture.cropped")
+    choose(qtbot, panel, "image.cropped")
     qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
     (cropper,) = panel.findChildren(Cropper)
     assert cropper.isVisible()
@@ -162,9 +162,9 @@ def test_keys_open_crops_and_masks_of_what_is_selected(qtbot, session, panel):
 
 
 def test_another_resolution_is_judged_at_once_and_remembered(qtbot, session, panel):
-    assert "picture.small" not in codes(session.health) or len(of(session, "picture.small")) < 6
+    assert "image.small" not in codes(session.health) or len(of(session, "image.small")) < 6
     panel.set_resolution(1024)
-    qtbot.waitUntil(lambda: len(of(session, "picture.small")) >= 6)
+    qtbot.waitUntil(lambda: len(of(session, "image.small")) >= 6)
     assert panel.resolution.text() == "Training at 1024 px"
     assert session.settings.preferences.judging.resolution == 1024
 
@@ -239,8 +239,8 @@ def test_a_damaged_picture_is_named_shortly_and_its_tip_says_where_it_lies(qtbot
     broken = folder / "10_cat" / "broken.png"
     broken.write_bytes(b"no picture")
     session.datasets.refresh(whole=True)
-    qtbot.waitUntil(lambda: "picture.unusable" in codes(session.health))
-    place = panel.list.findings.index_of("picture.unusable")
+    qtbot.waitUntil(lambda: "image.unusable" in codes(session.health))
+    place = panel.list.findings.index_of("image.unusable")
     assert place.data().startswith(f"{Path('10_cat', 'broken.png')} is not an image")
     assert place.data(Qt.ItemDataRole.ToolTipRole).startswith(f"{broken}\n")
 

@@ -137,7 +137,7 @@ def test_all_by_keys(qtbot, painter):
 
 
 def test_its_keys_stay_its_own_whatever_command_of_the_window_has_them(qtbot, window, session, folder):
-    own = {"pictures.rate_3": ("[",), "pictures.rate_4": ("]",), "pictures.rate_5": ("0", "+")}
+    own = {"images.rate_3": ("[",), "images.rate_4": ("]",), "images.rate_5": ("0", "+")}
     session.settings.change(session.settings.preferences.model_copy(update={"shortcuts": own}))
     window.open([folder])
     view, pictures = session.view, session.library.images

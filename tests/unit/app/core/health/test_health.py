@@ -142,15 +142,15 @@ def test_everything_that_the_trainers_check_finds_is_found(checked, mixed):
     checked.settle()
     theirs = of_trainer(mixed)
     same = [
-        *("caption.missing", "caption.empty", "caption.long", "picture.tiny", "picture.small", "picture.cropped"),
-        *("picture.same_stem", "picture.rotated"),
+        *("caption.missing", "caption.empty", "caption.long", "image.tiny", "image.small", "image.cropped"),
+        *("image.same_stem", "image.rotated"),
     ]
     assert {code: checked.names(code) for code in same} == {code: theirs[code] for code in same}
     assert checked.names("caption.cp1252") == ["latin.png"]
     assert theirs["caption.cp1252"] == ["latin.txt"]
-    assert checked.names("picture.unusable") == ["broken.png"] == theirs["picture.damaged"]
-    assert checked.names("duplicate.exact") == ["copy a.png", "copy b.png"] == theirs["picture.same"]
-    assert set(checked.names("duplicate.near")) == set(theirs["picture.near"])
+    assert checked.names("image.unusable") == ["broken.png"] == theirs["image.damaged"]
+    assert checked.names("duplicate.exact") == ["copy a.png", "copy b.png"] == theirs["image.same"]
+    assert set(checked.names("duplicate.near")) == set(theirs["image.near"])
     assert checked.names("tag.one_letter") == ["letters.png"]
     assert [one.severity for one in checked.health.current_findings] == sorted(
         (one.severity for one in checked.health.current_findings), key=["error", "warning", "info"].index
@@ -160,7 +160,7 @@ def test_everything_that_the_trainers_check_finds_is_found(checked, mixed):
 def test_sentences_have_their_count_and_one_reason_is_told_by_itself(checked):
     checked.settle()
     assert checked.finding("duplicate.exact").sentence.startswith("2 images identical to another")
-    broken = checked.finding("picture.unusable")
+    broken = checked.finding("image.unusable")
     path = checked.library.images[checked.number("broken.png")].path
     assert broken.sentence.startswith("broken.png is damaged")
     assert broken.path_tooltip == str(path)
@@ -182,8 +182,8 @@ def test_excluding_takes_a_picture_out_of_all_findings_and_frees_its_copies(chec
     checked.settle()
     numbers = [checked.number("copy a.png"), checked.number("tiny.png")]
     checked.library.apply([ValueChange(number, "excluded", False, True) for number in numbers])
-    checked.desk.until(lambda: "picture.excluded" in checked.codes())
-    assert {"duplicate.exact", "picture.tiny"}.isdisjoint(checked.codes())
+    checked.desk.until(lambda: "image.excluded" in checked.codes())
+    assert {"duplicate.exact", "image.tiny"}.isdisjoint(checked.codes())
     assert checked.names("duplicate.near") == ["copy b.png", "near.jpg"]
     checked.library.apply([ValueChange(numbers[0], "excluded", True, False)])
     checked.desk.until(lambda: "duplicate.exact" in checked.codes())
@@ -194,7 +194,7 @@ def test_removing_and_changing_pictures_is_followed(checked, mixed):
     checked.settle()
     checked.library.remove([checked.number("copy b.png"), checked.number("stem.jpg")])
     checked.desk.until(lambda: "duplicate.exact" not in checked.codes())
-    assert "picture.same_stem" not in checked.codes()
+    assert "image.same_stem" not in checked.codes()
     save(mixed, "near.jpg", "retina.jpg", caption=None)
     number = checked.number("near.jpg")
     checked.library.set_facts({number: {"changed_ns": (mixed / "near.jpg").stat().st_mtime_ns}}, "file")
@@ -205,7 +205,7 @@ def test_a_picture_that_a_crop_makes_small_is_found(checked):
     checked.settle()
     number = checked.number("good.png")
     checked.library.apply([ValueChange(number, "crop", None, (0.0, 0.0, 0.4, 0.4))])
-    checked.desk.until(lambda: "good.png" in checked.names("picture.small"))
+    checked.desk.until(lambda: "good.png" in checked.names("image.small"))
 
 
 def test_each_fix_mends_its_finding(checked):
@@ -213,14 +213,14 @@ def test_each_fix_mends_its_finding(checked):
     assert checked.fix("tag.one_letter").name == "Remove tags of one letter from 1 caption"
     assert checked.library.images[checked.number("letters.png")].caption == "a cat, dog"
     assert len(checked.fix("duplicate.exact").changes) == 1
-    checked.fix("picture.tiny")
-    checked.fix("picture.unusable")
-    mended = {"tag.one_letter", "duplicate.exact", "picture.tiny", "picture.unusable"}
+    checked.fix("image.tiny")
+    checked.fix("image.unusable")
+    mended = {"tag.one_letter", "duplicate.exact", "image.tiny", "image.unusable"}
     checked.desk.until(lambda: mended.isdisjoint(checked.codes()))
     edit = checked.fix("duplicate.near")
     assert len(edit.changes) == 1
     checked.desk.until(lambda: "duplicate.near" not in checked.codes())
-    checked.fix("picture.excluded")
+    checked.fix("image.excluded")
     checked.desk.until(lambda: mended & checked.codes())
 
 
@@ -252,9 +252,9 @@ def test_a_trigger_that_captions_lack_is_put_first(desk, tmp_path):
 
 def test_another_aim_judges_anew(checked):
     checked.settle()
-    before = checked.names("picture.small")
+    before = checked.names("image.small")
     checked.health.set_target(JudgingTarget(resolution=1024, tokens=225))
-    checked.desk.until(lambda: "good.png" in checked.names("picture.small"))
+    checked.desk.until(lambda: "good.png" in checked.names("image.small"))
     checked.settle()
     assert "good.png" not in before
     assert "caption.long" not in checked.codes()
@@ -284,9 +284,9 @@ def test_rare_tags_are_those_of_one_trained_picture():
 def test_what_is_only_good_to_know_is_no_answer_to_a_bare_problem(checked):
     checked.settle()
     marked = checked.health.images_by_finding()
-    assert "info.picture.rotated" in marked
+    assert "info.image.rotated" in marked
     assert "caption.missing" in marked
-    assert checked.finding("picture.rotated").query == "problem:info.picture.rotated"
+    assert checked.finding("image.rotated").query == "problem:info.image.rotated"
 
 
 def test_closing_ends_a_look_in_the_middle(desk, tmp_path, monkeypatch):

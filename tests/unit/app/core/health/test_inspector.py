@@ -181,7 +181,7 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
         with no_process_starts():
             watched = Watched(desk, folder)
         (told,) = [one for one in watched.health.current_findings if one.severity == "error"]
-        assert told.code == "picture.no_process" and not told.ids and "The images may be fine" in told.remedy
+        assert told.code == "image.no_process" and not told.ids and "The images may be fine" in told.remedy
         assert told.action == "look"
         assert {(one.problem, one.width) for one in watched.library.images.values()} == {(None, SIDE)}
         (folder / "0.png").unlink()
@@ -191,7 +191,7 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
         save(folder / "new.png", color="gold")
         watched.look()
         assert all(one.content for one in watched.library.images.values() if one.problem is None)
-        assert not [one for one in watched.health.current_findings if one.code == "picture.no_process"]
+        assert not [one for one in watched.health.current_findings if one.code == "image.no_process"]
         watched.health.close()
 
 

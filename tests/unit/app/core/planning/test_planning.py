@@ -93,7 +93,7 @@ def test_findings_and_remarks_cross_the_process_as_codes_and_are_worded_here(des
     desk.forecaster.ask(ForecastRequest(job, "8GB"))
     desk.wait(desk.ended)
     answer = desk.forecaster.answer
-    assert answer is not None and [found.code for found in answer.findings] == ["picture.empty", "caption.missing"]
+    assert answer is not None and [found.code for found in answer.findings] == ["image.empty", "caption.missing"]
     checks = preflight(opened(job, desk.tasks), answer, None)
     (empty,) = [check for check in checks if check.sentence.endswith("Kätzchen.png is empty (0 bytes).")]
     assert (empty.severity, empty.remedy) == ("error", "Copy the image again, or remove it.")
