@@ -35,7 +35,7 @@ ON_X = {
 
 
 def missing_libraries(screen: bool) -> list[str]:
-    """Return the libraries needed by Qt (if `screen`, also on X11) that cannot be loaded; [] except on Linux."""
+    """Return the libraries that Qt needs (with `screen`, also those for X11) but cannot load; [] except on Linux."""
     if not sys.platform.startswith("linux"):
         return []
     return [name for name in (*ALWAYS, *(ON_X if screen else ())) if not _loads(name)]

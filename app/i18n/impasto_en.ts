@@ -566,10 +566,10 @@
 <context>
     <name>TrainPage</name>
     <message numerus="yes">
-        <source>The filter hides %Ln image(s), but they will be trained too.</source>
+        <source>The filter hides %Ln image(s), which training will use anyway.</source>
         <translation>
-            <numerusform>The filter hides %Ln image, but they will be trained too.</numerusform>
-            <numerusform>The filter hides %Ln images, but they will be trained too.</numerusform>
+            <numerusform>The filter hides %Ln image, which training will use anyway.</numerusform>
+            <numerusform>The filter hides %Ln images, which training will use anyway.</numerusform>
         </translation>
     </message>
 </context>

@@ -68,7 +68,7 @@ def _row(block: BlockStrength, most: float) -> Row:
         QCoreApplication.translate("Lora", side),
         str(block.layers),
         format_range(block.ranks) if block.ranks else "–",
-        format_range(block.alphas) if block.alphas else QCoreApplication.translate("Lora", "as rank"),
+        format_range(block.alphas) if block.alphas else QCoreApplication.translate("Lora", "same as rank"),
         _strength(block.strength),
     )
     tip = ""

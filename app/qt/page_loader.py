@@ -284,7 +284,7 @@ class PageLoader(QObject):
         raise fault
 
     def _on_timeout(self) -> None:
-        """Run the next build step; if it fails, give up only that page and raise the exception to report it."""
+        """Run the next build step; if it fails, discard only that page and raise the exception, so it is reported."""
         number = self._order[0]
         if number not in self._making:
             self._making[number] = self._parts(number)

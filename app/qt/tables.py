@@ -20,7 +20,7 @@ _NUMBER_WIDTH = 96
 _COLUMN_GAP = 16
 """Space between a column's longest text and the next column, in px."""
 _MAX_UNCUT = 24
-"""Maximum number of characters that surely fit a cell; tooltips repeat longer texts."""
+"""Number of characters that always fit in a cell; the tooltip repeats longer texts in full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,8 @@ STEPS = (
         QT_TRANSLATE_NOOP(
             "Tour",
             "These 18 images share one style: neon tubes. A LoRA learns what its images have in common. "
-            "They are small because the tour's base is tiny, so ignore the problem listed. To use your own images, "
-            "drop any folder on the window.",
+            "They are small because the tour's base is tiny, so you can ignore the problem shown. "
+            "To use your own images, drop any folder on the window.",
         ),
         "show_images",
     ),
@@ -127,7 +127,7 @@ STEPS = (
         QT_TRANSLATE_NOOP(
             "Tour",
             "A job is a base, images and a recipe. This base is tiny, so that any PC can train on it. "
-            "The trigger word, neontube, will produce the style in prompts.",
+            "Use the trigger word, neontube, in prompts to get the style.",
         ),
         "show_job",
     ),
@@ -146,7 +146,7 @@ STEPS = (
         QT_TRANSLATE_NOOP("Tour", "Watch the training"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "The run appears after some seconds, and its loss falls as it learns. Every 100 steps, the same two "
+            "The run appears after a few seconds, and its loss falls as the LoRA learns. Every 100 steps, the same two "
             "prompts are rendered: under Samples you see a fish and a heart turn into neon.",
         ),
         "show_run",

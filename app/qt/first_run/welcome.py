@@ -58,7 +58,7 @@ class CheckLine(QWidget):
         row.addWidget(self.words, 1)
 
     def say(self, kind: Sign, words: str) -> None:
-        """Show the icon for this kind of result, and these words."""
+        """Show these words with the icon for this kind of result."""
         set_icon(self._icon, *_ICONS[kind])
         self.words.setText(words)
 

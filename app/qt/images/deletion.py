@@ -19,7 +19,7 @@ from trainer.errors import DatasetError, ImpastoError
 
 @dataclass
 class TrashedFiles:
-    """What one deletion moved: the ids of the removed images, and their files."""
+    """Result of one deletion: the ids of the removed images, and the files that were moved."""
 
     images: list[int] = field(default_factory=list)
     moved: list[tuple[Path, Path | None]] = field(default_factory=list)

@@ -429,7 +429,7 @@ class Grid(QAbstractScrollArea):
         return ", ".join(words)
 
     def _announce(self, index: int | None, *, aloud: bool = True) -> None:
-        """Update the accessible description; `aloud` also announces it, since few screen readers report changes."""
+        """Update the accessible description; with `aloud`, also announce it: few screen readers report the change."""
         number = self._view.current
         if number is None or index is None or number not in self._library.images:
             return

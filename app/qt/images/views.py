@@ -57,7 +57,9 @@ ACTIONS = (
         "has_current",
         icon="zoom",
     ),
-    Action("views.alone", _NOOP("Action", "Image full screen"), "view", "toggle_alone", ("F",), checked="is_alone"),
+    Action(
+        "views.alone", _NOOP("Action", "Show image in full screen"), "view", "toggle_alone", ("F",), checked="is_alone"
+    ),
     Action("views.lines", _NOOP("Action", "Captions below images"), "view", "show_lines", ("T",), checked="has_lines"),
     Action("views.larger", _NOOP("Action", "Larger thumbnails"), "view", "larger", ("Ctrl+=", "Ctrl++")),
     Action("views.smaller", _NOOP("Action", "Smaller thumbnails"), "view", "smaller", ("Ctrl+-",)),

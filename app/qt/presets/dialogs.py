@@ -171,7 +171,7 @@ class ReceiveDialog(QDialog):
 
     def _lay_out(self) -> None:
         trust = QLabel(
-            self.tr("A preset contains only settings and text: no code, no paths, nothing about anyone's PC.")
+            self.tr("A preset contains only settings and text: no code, no paths, and nothing about anyone's PC.")
         )
         trust.setProperty("role", "muted")
         trust.setWordWrap(True)
@@ -206,10 +206,10 @@ class ReceiveDialog(QDialog):
         if received.is_unchanged:
             return self.tr("You already have this preset with the same settings.")
         if received.existing is not None:
-            words = self.tr("You have a preset “{name}”. This one differs in:")
+            words = self.tr("You already have a preset named “{name}”. The new one differs in:")
             return words.format(name=received.existing.preset.name)
         if received.built_in:
-            return self.tr("A built-in preset already has this name, so choose another. It sets:")
+            return self.tr("A built-in preset already has this name, so choose another. This preset sets:")
         return self.tr("Differs from defaults")
 
     def _update_buttons(self) -> None:
@@ -219,7 +219,7 @@ class ReceiveDialog(QDialog):
         self.keep.setText(self.tr("Replace mine") if replaces else self.tr("Add preset"))
         self.keep.setEnabled(bool(name) and not (replaces and self.received.is_unchanged))
         self.keep.setDefault(True)
-        self.keep.setToolTip(self.tr("Yours is kept as an earlier version") if replaces else "")
+        self.keep.setToolTip(self.tr("Your preset is kept as an earlier version") if replaces else "")
         self.both.setVisible(replaces and not self.received.is_unchanged)
 
     def _keep(self, name: str) -> None:
@@ -255,7 +255,7 @@ class VersionsDialog(QDialog):
         self.times.setAccessibleName(self.tr("Versions"))
         self.times.setMaximumWidth(220)
         titles = (self.tr("Setting"), self.tr("Now"), self.tr("In that version"))
-        self.table = Table(titles, self.tr("Changes of going back"))
+        self.table = Table(titles, self.tr("Changes if you restore this version"))
         self.buttons = close_row(self)
         self.back = self.buttons.addButton(self.tr("Restore this version"), QDialogButtonBox.ButtonRole.ActionRole)
         self.back.setEnabled(False)
@@ -277,7 +277,7 @@ class VersionsDialog(QDialog):
     def _on_versions(self, past: list[Past]) -> None:
         self.past = past
         none = self.tr("No earlier versions: this preset was never changed.")
-        set_message(self.hint, self.tr("The current version is kept too.") if past else none, "muted")
+        set_message(self.hint, self.tr("Restoring a version also keeps the current one.") if past else none, "muted")
         for version, _ in past:
             when = QDateTime.fromSecsSinceEpoch(int(version.until.timestamp()))
             self.times.addItem(QLocale().toString(when, QLocale.FormatType.ShortFormat))

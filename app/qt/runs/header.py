@@ -375,7 +375,7 @@ class RunHeader(QWidget):
         elif answer.outcome == "refused":
             words = self.tr("{run} refused “{order}”: {detail}")
         else:
-            words = self.tr("{run} could not do “{order}”: {detail}")
+            words = self.tr("{run} could not carry out “{order}”: {detail}")
         self.notified.emit(words.format(run=order.run.name, order=title, detail=answer.detail), "warning", None)
 
     def _done(self, name: CommandName) -> str:

@@ -288,7 +288,7 @@ class LogText(QPlainTextEdit):
         self._fill(lambda: self.setPlainText("\n".join(line for chunk in held for line in chunk.lines)))
 
     def _fill(self, change: Callable[[], None]) -> None:
-        """Call `change` to change the text; do not mistake the scroll bar's movement for scrolling by the user."""
+        """Call `change`, which changes the text, without treating scroll bar movement as scrolling by the user."""
         before, self._filling = self._filling, True
         change()
         self._filling = before

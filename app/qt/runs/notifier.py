@@ -61,7 +61,7 @@ class CloseNotice(QFrame):
 
 
 class Notifier(QObject):
-    """Object that tells the user when runs end; it polls once a second while any are active."""
+    """Notifier of runs that end; polls the runs once a second while any are active."""
 
     def __init__(self, session: Session, notices: Notices, window: QWidget) -> None:
         super().__init__(window)
@@ -107,7 +107,7 @@ class Notifier(QObject):
             QApplication.beep()
 
     def show_close_notice(self, goes_on: Continuing) -> None:
-        """Tell the user that training or the queue continues after the window closes, except at logout."""
+        """Show that training or the queue continues after the window closes; at logout, do nothing."""
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         if not application.isSavingSession():  # at logout the system would not wait for the notice

@@ -43,11 +43,11 @@ ACTIONS = (
     ),
     Action(
         "queue.pause", _NOOP("Action", "Pause queued job"), "runs", "pause", (), "can_pause", icon="pause",
-        tip=_NOOP("Action", "Pauses the selected job or keeps it from starting; it keeps its place"),
+        tip=_NOOP("Action", "Pauses the selected job or keeps it from starting; the job keeps its place in the queue"),
     ),
     Action(
         "queue.stop", _NOOP("Action", "Stop queued job"), "runs", "stop", (), "can_stop", icon="stop",
-        tip=_NOOP("Action", "Ends the selected job, saves its LoRA and takes it out of the queue"),
+        tip=_NOOP("Action", "Ends the selected job, saves its LoRA and removes the job from the queue"),
     ),
     Action(
         "queue.withdraw", _NOOP("Action", "Keep queued job running"), "runs", "withdraw", (), "can_withdraw",
@@ -63,11 +63,11 @@ ACTIONS = (
     ),
     Action(
         "queue.remove", _NOOP("Action", "Remove from the queue"), "runs", "remove", (), "can_remove", icon="trash",
-        tip=_NOOP("Action", "Takes the selected job out of the queue; its files and its run are kept"),
+        tip=_NOOP("Action", "Removes the selected job from the queue; its files and its run are kept"),
     ),
     Action(
         "queue.clear", _NOOP("Action", "Remove ended jobs"), "runs", "clear", (), "has_ended",
-        tip=_NOOP("Action", "Takes done, stopped and failed jobs out of the queue; their runs are kept"),
+        tip=_NOOP("Action", "Removes done, stopped and failed jobs from the queue; their runs are kept"),
     ),
     Action(
         "queue.hold", _NOOP("Action", "Hold the queue"), "runs", "set_held", (), checked="is_held",

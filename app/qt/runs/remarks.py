@@ -159,7 +159,7 @@ def sentence(remark: RunRemark) -> str:
         case events.Slow() as event:
             return _slow(event)
         case events.CommandEvent() as event:
-            return translate("Remarks", "“{name}” was not done: {detail}").format(
+            return translate("Remarks", "The command “{name}” was not carried out: {detail}").format(
                 name=event.name, detail=event.detail or event.outcome
             )
     raise AssertionError(remark)

@@ -448,5 +448,5 @@ class BasePicker(QWidget):
 
 
 def _is_whole(verdict: BaseVerdict) -> bool:
-    """Return whether a valid text is surely complete; Hub ids and most links may still be unfinished."""
+    """Return whether a valid text is certainly complete; Hub ids and most links may still be unfinished."""
     return verdict.place == "here" or (verdict.place == "link" and verdict.text.lower().endswith(".safetensors"))

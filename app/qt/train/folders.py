@@ -169,7 +169,9 @@ class FolderRow(QWidget):
         self.repeats.setKeyboardTracking(False)
         self.repeats.setToolTip(
             "dataset.folders.repeats\n"
-            + self.tr("Repeats of each image per epoch. Automatic: from the folder's name, or once.")
+            + self.tr(
+                "Number of times each image is used per epoch. Automatic: read from the folder's name, or else 1."
+            )
         )
         self.repeats.setFixedWidth(128)
         self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here

@@ -169,7 +169,7 @@ class SettingRow(QWidget):
     reverted = Signal(str)
 
     def __init__(self, setting: Setting, key: str | None = None) -> None:
-        """Take the setting and, if each item of a list has it, the full `key` for one of the items."""
+        """Create the row; for a setting that each item of a list has, `key` is its full key in one item."""
         super().__init__()
         self.setting = setting
         self.key = key or setting.key

@@ -38,7 +38,7 @@ ACTIONS = (
         "new",
         keys=("Ctrl+N",),
         icon="add",
-        tip=QT_TRANSLATE_NOOP("Action", "Sets up a training with the open images"),
+        tip=QT_TRANSLATE_NOOP("Action", "Creates a job that trains on the open images"),
     ),
     Action("train.open", QT_TRANSLATE_NOOP("Action", "Open job file…"), "train", "ask_for_file", icon="folder"),
     Action(
@@ -357,7 +357,7 @@ class TrainPage(Page):
         library, shown = self.session.library.images, frozenset(self.session.view.ids)
         hidden = sum(not image.excluded for number, image in library.items() if number not in shown)
         if shown and hidden:
-            words = self.tr("The filter hides %Ln image(s), but they will be trained too.", "", hidden)
+            words = self.tr("The filter hides %Ln image(s), which training will use anyway.", "", hidden)
             self.notified.emit(
                 words, "info", (self.tr("Train only on the images shown"), partial(self._exclude_all_but, shown))
             )

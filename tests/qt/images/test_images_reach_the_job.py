@@ -195,7 +195,7 @@ def test_a_filter_alone_leaves_out_nothing_and_the_new_job_asks(
     type_filter(opened, session, qtbot)
     page = new_job(opened, qtbot)
     qtbot.waitUntil(lambda: bool(opened.notices.sentences()))
-    assert opened.notices.sentences() == ["The filter hides 2 image(s), but they will be trained too."]
+    assert opened.notices.sentences() == ["The filter hides 2 image(s), which training will use anyway."]
     if shown_only:
         qtbot.mouseClick(opened.notices.findChild(QPushButton), LEFT)
         saved(session, qtbot)

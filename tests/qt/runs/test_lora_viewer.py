@@ -110,10 +110,10 @@ def test_blocks_that_cannot_be_counted_are_worded():
         [block("IN01", 2.0), block("MID", 1.0, 1, (2.0, 4.5)), block("OUT00", math.nan), block("?", None, 2)]
     )
     assert [row.texts[3:] for row in rows] == [
-        ("4 to 8", "as rank", "2"),
+        ("4 to 8", "same as rank", "2"),
         ("4 to 8", "2 to 4.5", "1"),
-        ("4 to 8", "as rank", "broken: contains NaN or infinity"),
-        ("4 to 8", "as rank", "unknown"),
+        ("4 to 8", "same as rank", "broken: contains NaN or infinity"),
+        ("4 to 8", "same as rank", "unknown"),
     ]
     assert [row.bar for row in rows] == [1.0, 0.5, None, None]
     assert rows[3].texts[0] == "–"

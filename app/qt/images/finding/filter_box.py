@@ -180,7 +180,7 @@ class FilterField(QLineEdit):
         QApplication.sendEvent(self, QInputMethodEvent("", marks))
 
     def propose(self, *, typing: bool = False) -> None:
-        """Show suggestions for the word at the cursor; if `typing`, none at the start or after a space."""
+        """Show suggestions for the word at the cursor; with `typing`, show none at the start or after a space."""
         text, cursor = self.text(), self.cursorPosition()
         wanted = not typing or (cursor > 0 and not text[cursor - 1].isspace())
         self.list.show_suggestions(self._propose(text, cursor) if wanted else [])

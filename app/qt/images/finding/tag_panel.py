@@ -255,7 +255,7 @@ class TagView(QListView):
 
 
 class TagPanel(QWidget):
-    """Panel that lists all tags in the open datasets and, below, those seen most often with the selected one."""
+    """Panel with all tags in the open datasets and, below, those that occur most often with the selected tag."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -388,7 +388,7 @@ class TagPanel(QWidget):
         )
 
     def _request(self) -> None:
-        """Sort the matching tags on a worker and show them; start over if they change before that is done."""
+        """Sort the matching tags on a worker, then show them; start over if the tags change in the meantime."""
         self._update_timer.stop()
         if self._sorting:
             self._stale = True
@@ -417,7 +417,7 @@ class TagPanel(QWidget):
             self._request()
 
     def _on_selection_changed(self) -> None:
-        """On a worker, count the tags seen with the selected one; ignore the result if the selection has changed."""
+        """Count the tags that occur with the selected one on a worker; drop the result if the selection has changed."""
         self._commands.refresh()
         tag = self.all.tag
         if tag is None:

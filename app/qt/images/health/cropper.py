@@ -182,7 +182,7 @@ class CropCanvas(ZoomArea):
         self.shrink(min(max(across, down, 0.01), *self._room(anchor)), anchor)
 
     def _room(self, anchor: tuple[int, int]) -> tuple[float, float]:
-        """Return how much the frame can grow across and down, as factors, if the corner `anchor` stays in place."""
+        """Return the factors by which the frame can grow in width and height while the corner `anchor` stays fixed."""
         left, top, right, bottom = self.frame or (0.0, 0.0, 1.0, 1.0)
         across = (right if anchor[0] else 1.0 - left) / (right - left)
         return across, (bottom if anchor[1] else 1.0 - top) / (bottom - top)

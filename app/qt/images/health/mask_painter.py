@@ -124,7 +124,7 @@ class MaskPainter(ImageStepDialog):
         self._show_message("")
         self._update_state()
         if image is None or not image.width or not image.height:
-            self._show_message(self.tr("Could not read this image, so it cannot have a mask."))
+            self._show_message(self.tr("Could not read this image, so you cannot paint a mask for it."))
             return
         path, width, height = image.path, image.width, image.height
         self._run(lambda: read_mask(path, width, height), self._on_mask_read)

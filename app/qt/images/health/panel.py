@@ -49,7 +49,7 @@ ACTIONS = (
         ("K",),
         "has_chosen",
         icon="crop",
-        tip=QT_TRANSLATE_NOOP("Action", "Show and change the part of the selected images that is trained"),
+        tip=QT_TRANSLATE_NOOP("Action", "Show and change which part of each selected image is used in training"),
     ),
     Action(
         "health.mask",
@@ -59,7 +59,7 @@ ACTIONS = (
         ("M",),
         "has_chosen",
         icon="brush",
-        tip=QT_TRANSLATE_NOOP("Action", "Paint which parts of the selected images are trained"),
+        tip=QT_TRANSLATE_NOOP("Action", "Paint which areas of the selected images are used in training"),
     ),
 )
 
@@ -222,7 +222,7 @@ class HealthPanel(QWidget):
         self._session.target.set("resolution", resolution)
 
     def has_chosen(self) -> bool:
-        """Return whether an image is selected or current, so that the mask and crop dialogs can open."""
+        """Return whether an image is selected or current, which the mask and crop dialogs require."""
         return bool(self._chosen())
 
     def paint_masks(self) -> None:

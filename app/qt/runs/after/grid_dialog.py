@@ -87,7 +87,7 @@ class GridDialog(QDialog):
         folder: Path,
         parent: QWidget | None = None,
     ) -> None:
-        """Take the saved LoRAs that were `found`, the initial prompt `settings`, and the `folder` for grids."""
+        """Create the dialog for these saved LoRAs and initial prompt `settings`; grids are saved in `folder`."""
         super().__init__(parent)
         self._session, self._job, self._settings, self._folder = session, job, settings, folder
         self._found = list(found)
@@ -176,12 +176,12 @@ class GridDialog(QDialog):
             self.accept()
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Stop generating because the dialog closes."""
+        """Stop generating when the dialog closes."""
         self.cancel()
         super().closeEvent(event)
 
     def done(self, result: int) -> None:
-        """Stop generating because the dialog closes."""
+        """Stop generating when the dialog closes."""
         self.cancel()
         super().done(result)
 

@@ -275,7 +275,7 @@ class CandidateStrip(QListView):
         self.clicked.connect(lambda _: self._on_current_changed())
 
     def current(self) -> Candidate | None:
-        """Return the selected candidate."""
+        """Return the selected candidate; None if there is none."""
         row = self.currentIndex().row()
         return self.candidates.all[row] if 0 <= row < len(self.candidates.all) else None
 

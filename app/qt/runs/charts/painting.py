@@ -43,7 +43,7 @@ _VERTICALS = (
 )
 _TICKS = (("saved", "good", 0.07), ("preview", "muted", 0.035))
 _PALE, _PALE_IN_CONTRAST = 0.42, 0.6
-"""Fraction of the line's color in the pale color for its noise; the rest is the background color."""
+"""Fraction of the line's color in the paler color of its noise; the rest is the background color."""
 _SWATCH, _GAP, _BETWEEN = 18, 6, 16
 
 

@@ -169,9 +169,9 @@ class SampleMatrix(QWidget):
         if self._run is None:
             return self.tr("Select a run to see its previews.")
         if self._job is not None and not self._job.report.previews.prompts:
-            return self.tr("This run makes no previews: its job has no preview prompts.")
+            return self.tr("This run generates no previews: its job has no preview prompts.")
         if not self._run.alive:
-            return self.tr("This run made no previews.")
+            return self.tr("This run generated no previews.")
         return self.tr("The first previews are generated before training starts, as a baseline.")
 
     def _on_events(self, news: list[Event]) -> None:
@@ -348,6 +348,6 @@ def _shape(job: Job) -> tuple[int, int]:
 def _gone(file: Path) -> RunError:
     return RunError(
         "run.lora_gone",
-        f"Could not find the LoRA {file.name}: the run keeps only some of them, or it was moved or deleted.",
+        f"Could not find the LoRA {file.name}: the run keeps only some of its LoRAs, or the file was moved or deleted.",
         "Choose another step, or raise saving.keep in the job to keep more LoRAs.",
     )

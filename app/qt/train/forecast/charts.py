@@ -79,7 +79,7 @@ class Timeline(QWidget):
 
     @property
     def shows_limit(self) -> bool:
-        """Return whether the limit is drawn, which it is not if the job needs much less memory."""
+        """Return whether the limit is drawn; it is omitted if the job needs much less memory."""
         return self._plan is not None and self._plan.forecast.budget <= _NEAR * self._plan.forecast.reserved
 
     def point(self, index: int | None) -> None:

@@ -60,7 +60,7 @@ ACTIONS = (
 
 
 class GpuChooser(QWidget):
-    """Chooser for the device that the details are for; emits `chosen` with `HERE`, a GPU name or a memory size."""
+    """Chooser for the device whose details are shown; emits `chosen` with `HERE`, a GPU name or a memory size."""
 
     chosen = Signal(str)
 
@@ -78,7 +78,7 @@ class GpuChooser(QWidget):
 
     @property
     def gpu(self) -> str:
-        """Return the chosen device: `HERE`, a GPU name as typed, or a memory size such as "8GB"."""
+        """Return the chosen device: `HERE`, a GPU name as the user typed it, or a memory size such as "8GB"."""
         text = self.box.currentText().strip()
         known = self.box.findText(text)
         return str(self.box.itemData(known)) if known >= 0 else text or HERE
@@ -126,7 +126,7 @@ class GpuChooser(QWidget):
         gpu = self._forecaster.here
         if self._on_cpu or gpu is None:
             return self.tr("This PC: CPU")
-        return self.tr("This PC: {card}").format(card=_short(gpu.name))
+        return self.tr("This PC: {gpu}").format(gpu=_short(gpu.name))
 
     def _uses(self) -> str:
         """Return a note about this PC's GPU, such as its free memory or why it is unused; "" if there is none."""
@@ -471,7 +471,7 @@ class ForecastPanel(QWidget):
         colors = self.tr("Colored: in use. Gray: reserved.")
         if self.timeline.shows_limit:
             return f"{colors} {self.tr('Dashed: limit.')}"
-        limit = self.tr("The limit, {size}, is far above.")
+        limit = self.tr("The limit ({size}) is far above the chart.")
         return f"{colors} {limit.format(size=words.gigabytes(plan.forecast.budget))}"
 
     def _connect(self) -> None:

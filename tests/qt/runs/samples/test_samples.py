@@ -298,14 +298,14 @@ def test_what_there_is_to_say_while_there_are_no_samples(qtbot, session, tmp_pat
     none = session.runs.open(new_run(tmp_path, "plain", prompts=()).path)
     matrix.show_run(none)
     arrive(qtbot, none)
-    assert matrix.grid.empty == "This run makes no previews: its job has no preview prompts."
+    assert matrix.grid.empty == "This run generates no previews: its job has no preview prompts."
     with held(new_run(tmp_path, "cats")) as engine:
         begun = session.runs.open(engine.run.path)
         matrix.show_run(begun)
         arrive(qtbot, begun)
         assert matrix.grid.empty.startswith("The first previews are generated before training starts")
     arrive(qtbot, begun)
-    assert matrix.grid.empty == "This run made no previews."
+    assert matrix.grid.empty == "This run generated no previews."
     QApplication.processEvents()
 
 
