@@ -147,18 +147,24 @@ class MaskPainter(ImageStepDialog):
         mask.end()
         path, root, pixels, state = image.path, image.folder.root, mask.pixels.copy(), self.state
         over, backups = self._overwrite, self._session.backups
+        self.changed = False  # before the worker ends, so that strokes painted meanwhile count as changes
         self._run(
             lambda: write_mask(path, root, pixels, state, backups, over=over),
             lambda written: self._on_saved(image, written, after),
+            self._on_save_failed,
         )
+
+    def _on_save_failed(self) -> None:
+        self.changed = True
+        self._update_state()
 
     def _on_saved(self, image: LibraryImage, written: object, after: _Callback) -> None:
         assert isinstance(written, Written)
-        self.state, self.changed, self._overwrite = state_of(written.after), False, False
+        self.state, self._overwrite = state_of(written.after), False
         self._session.rewriter.record(f"Paint the mask of {image.name}", image.folder.root, [written])
         self._show_message("")
         self._session.library.set_facts({image.id: {"mask": True}}, "mask")
-        after()
+        self._save(after)  # again if the user has painted meanwhile
 
     def _on_removed(self, image: LibraryImage, written: object) -> None:
         assert isinstance(written, Written)
@@ -170,8 +176,12 @@ class MaskPainter(ImageStepDialog):
         self._index = place
         self._open()
 
-    def _run(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
-        """Read or write a mask file on a worker; until that is done, `_save` does nothing."""
+    def _run(
+        self, work: Callable[[], object], done: Callable[[object], None], failed: _Callback | None = None
+    ) -> None:
+        """Read or write a mask file on a worker, unless one is busy: two would conflict over the same file."""
+        if self.busy:
+            return
         self.busy = True
 
         def ended(result: object) -> None:
@@ -179,16 +189,18 @@ class MaskPainter(ImageStepDialog):
                 self.busy = False
                 done(result)
 
-        def failed(fault: BaseException) -> None:
+        def on_failed(fault: BaseException) -> None:
             if not isValid(self):
                 return
             self.busy = False
+            if failed is not None:
+                failed()
             if not isinstance(fault, ImpastoError):
                 raise fault
             self.over_button.setVisible(isinstance(fault, MaskChanged))
             self._show_message(full_message(fault))
 
-        self._session.tasks.run(work, ended, failed)
+        self._session.tasks.run(work, ended, on_failed)
 
     def _change_mask(self, change: Callable[[Mask], None]) -> None:
         if self.canvas.painting is not None:

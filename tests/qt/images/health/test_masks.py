@@ -249,6 +249,28 @@ def test_removing_takes_the_file_away_and_keeps_it(qtbot, painter, session, fold
     assert path.read_bytes() == b"another program's" and failed[0].code == "undo.changed"
 
 
+def test_one_mask_file_is_read_or_written_at_a_time(qtbot, painter, session, folder, monkeypatch):
+    use(painter, "none")
+    painter._save(painter._update_state)
+    qtbot.waitUntil(lambda: not painter.busy and painter.state is not None)
+    started, run = [], session.tasks.run
+    monkeypatch.setattr(session.tasks, "run", lambda work, *rest: (started.append(work), run(work, *rest)))
+    painter.remove()
+    painter.remove()
+    assert len(started) == 1
+    qtbot.waitUntil(lambda: not painter.busy and painter.state is None and painter.canvas.painting is not None)
+    assert not painter.message.isVisible() and not mask_path(folder / "a.png").exists()
+
+
+def test_strokes_painted_while_a_mask_is_saved_are_saved_too(qtbot, painter, folder):
+    use(painter, "none")
+    qtbot.mouseClick(painter.done_button, LEFT)
+    assert painter.busy
+    painter.fill(255)
+    qtbot.waitUntil(lambda: not painter.isVisible())
+    assert (on_disk(folder, "a") == 255).all()
+
+
 def test_a_wheel_turns_to_what_is_under_the_pointer_and_the_middle_button_moves(qtbot, painter):
     canvas = painter.canvas
     canvas.zoom.set(4.0)
