@@ -55,12 +55,14 @@ def edited(run: RunDirectory, job: Job) -> Edited:
 
 
 def _is_newer(image: Path, run: RunDirectory) -> bool:
-    """Return whether an image was modified after the run's image list was saved.
+    """Return whether an image was added or modified after the run's image list was saved.
 
     An older image that is not in the list was not added later: the run skipped it as unusable.
     """
     try:
-        return image.stat().st_mtime > run.listing.stat().st_mtime
+        facts = image.stat()
+        # A copy keeps the modification date but has a new st_ctime: its creation on Windows, its last change elsewhere.
+        return max(facts.st_mtime, facts.st_ctime) > run.listing.stat().st_mtime
     except OSError:
         return False
 

@@ -394,6 +394,8 @@ class RunHeader(QWidget):
 
     def _show(self) -> None:
         run = self._run
+        if self._starting and self._session.queue.entry(self._starting.id) is None:
+            self._starting = None  # removed from the queue
         entry = self._starting
         self.name.setText(run.summary.name if run else entry.name if entry else self.tr("No run"))
         self.name.setToolTip(plain_tip(str(run.directory.path)) if run else "")

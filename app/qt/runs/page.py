@@ -139,6 +139,8 @@ class RunsPage(Page):
         self._wanted: Path | None = None
         self._awaited: str | None = None
         """Id of the queue entry that was just started, until it has a run or the user selects another run."""
+        self._was_awaited_listed = False
+        """Whether the queue has listed that entry; a worker thread adds it, so it is missing at first."""
         self._disconnect_run: Callable[[], None] | None = None
         self._reading = self._timer(_READ_EVERY, self._read)
         self._scanning = self._timer(_SCAN_EVERY, self._scan)
@@ -184,7 +186,7 @@ class RunsPage(Page):
 
     def begin(self, name: str) -> None:
         """Show the queue entry with this id, which was just started, and its run as soon as there is one."""
-        self._awaited, self._wanted = name, None
+        self._awaited, self._wanted, self._was_awaited_listed = name, None, False
         self.list.clear_choice()
         self.show_runs([])
         self._show_awaited()
@@ -271,14 +273,19 @@ class RunsPage(Page):
         self._update_empty_text()
 
     def _show_awaited(self) -> None:
-        """Show the state of the entry that was just started, then its run; stop waiting if the entry has ended."""
+        """Show the state of the entry that was just started, then its run; stop waiting if it has ended or is gone."""
         if self._awaited is None:
             return
         entry = self.session.queue.entry(self._awaited)
-        if entry is not None and entry.run is not None:
+        if entry is None:  # not listed yet, or removed
+            if self._was_awaited_listed:
+                self._awaited = None
+                self._show_list()
+        elif entry.run is not None:
             self._awaited = None
             self.open(entry.run)
-        elif entry is not None:
+        else:
+            self._was_awaited_listed = True
             self.queue.list.choose(entry.id)
             self.header.show_run(None, entry)
             if entry.ended:

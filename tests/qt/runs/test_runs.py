@@ -119,6 +119,31 @@ def test_list_and_header_say_the_same_of_a_run_whose_engine_is_on_its_way(page, 
     assert row.data(COLOR) == state_color("paused")
 
 
+@pytest.mark.parametrize("state", ["waiting", "failed"])
+def test_a_started_entry_that_is_removed_leaves_the_header(page, session, qtbot, tmp_path, state):
+    write_run(tmp_path, "cats", 200)
+    qtbot.waitUntil(lambda: listed(page) == [("cats", "done")])
+    queue = session.queue.queue
+    queue.hold("Keep the entry waiting.")
+    page.begin("7-unknown")  # an entry that the queue has not listed yet keeps the page waiting
+    job = tmp_path / "dogs" / "job.toml"
+    job.parent.mkdir()
+    job.write_text("", encoding="utf-8")
+    entry = queue.add(job)
+    session.queue.look()
+    qtbot.waitUntil(lambda: session.queue.entry(entry.id) is not None)
+    assert page._awaited == "7-unknown"
+    page.begin(entry.id)
+    assert page.header.name.text() == entry.name
+    queue.change(entry.id, lambda entry: replace(entry, state=state))
+    session.queue.look()
+    qtbot.waitUntil(lambda: session.queue.entry(entry.id).state == state)
+    queue.remove(entry.id)
+    session.queue.look()
+    shown = "cats" if state == "waiting" else "No run"
+    qtbot.waitUntil(lambda: page.header.name.text() == shown)
+
+
 def test_what_was_read_before_the_page_was_made_is_shown_at_once(window, session, qtbot):
     session.runs.refresh()
     qtbot.waitUntil(lambda: session.runs.looked)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import time
 from io import BytesIO
 from pathlib import Path
 
@@ -194,8 +195,21 @@ def test_edits_since_the_start_are_counted(tmp_path: Path) -> None:
     (folder / "b.png").unlink()
     (folder / "d.png").write_bytes((folder / "a.png").read_bytes())
     assert edited(run, job) == Edited(captions=1, added=1, removed=1)
+    os.utime(folder / "d.png", ns=(10**17, 10**17))  # a copy keeps the old image's modification date
+    assert edited(run, job) == Edited(captions=1, added=1, removed=1)
     run.listing.write_text("damaged")
     assert not edited(run, job)
+
+
+def test_images_that_the_run_skipped_are_not_counted_as_added(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"damaged")
+    job, run = job_on(folder), RunDirectory.create(tmp_path / "runs", "neon")
+    write_listing(run.listing, [])
+    later = time.time_ns() + 10**9  # later than the image even on a file system with coarse times
+    os.utime(run.listing, ns=(later, later))
+    assert edited(run, job) == Edited()
 
 
 def frozen(path: Path, captions: tuple[str, ...]) -> ImageRecord:
