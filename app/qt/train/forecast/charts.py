@@ -101,12 +101,16 @@ class Timeline(QWidget):
     # --- Qt's events
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Select the next or previous peak with the arrow keys."""
+        """Select the next or previous peak with the arrow keys; with no peak selected, the first or the last."""
         move = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}.get(Qt.Key(event.key()))
         if move is None or not self.spots:
             super().keyPressEvent(event)
             return
-        self.point(max(0, min(len(self.spots) - 1, (self.current or 0) + move)))
+        last = len(self.spots) - 1
+        if self.current is None:
+            self.point(0 if move > 0 else last)
+        else:
+            self.point(max(0, min(last, self.current + move)))
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
         """Select the nearest peak."""

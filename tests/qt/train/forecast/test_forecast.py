@@ -94,6 +94,10 @@ def test_peaks_are_told_by_key_and_pointer(qtbot, panel, draft):
     assert described(timeline.spots[before - 1]) in panel.marker.text()
     qtbot.hover(timeline, timeline._place(timeline.spots[0]).toPoint())
     qtbot.waitUntil(lambda: timeline.current == 0)
+    for key, end in ((Qt.Key.Key_Right, 0), (Qt.Key.Key_Left, len(timeline.spots) - 1)):
+        timeline.point(None)
+        qtbot.keyClick(timeline, key)
+        assert timeline.current == end
     assert "Base weights" in panel.memory.accessibleDescription()
     assert timeline.shows_limit and "Dashed" in panel.key.text()
 
