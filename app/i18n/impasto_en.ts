@@ -155,10 +155,10 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n without caption file</source>
+        <source>%n without a caption file</source>
         <translation>
-            <numerusform>%n without caption file</numerusform>
-            <numerusform>%n without caption file</numerusform>
+            <numerusform>%n without a caption file</numerusform>
+            <numerusform>%n without a caption file</numerusform>
         </translation>
     </message>
     <message numerus="yes">

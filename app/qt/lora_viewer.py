@@ -131,7 +131,7 @@ class LoraViewer(QDialog):
         blocks = (self.tr("Block"), self.tr("Where"), self.tr("Layers"), self.tr("Rank"), self.tr("Alpha"), strength)
         self.blocks = Table(blocks, self.tr("Blocks and their strength"))
         self.settings = Table((self.tr("Setting"), self.tr("Value")), self.tr("Training settings"))
-        self.tags = Table((self.tr("Tag"), self.tr("Count")), self.tr("Tags of the training captions"))
+        self.tags = Table((self.tr("Tag"), self.tr("Count")), self.tr("Tags in the training captions"))
         self.metadata = Table((self.tr("Key"), self.tr("Value")), self.tr("All metadata"))
         self.tabs.setAccessibleName(self.tr("About the LoRA"))
         self.tabs.setDocumentMode(True)

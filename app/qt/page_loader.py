@@ -319,6 +319,7 @@ class PageLoader(QObject):
     def _replace(self, number: int, page: Page) -> None:
         place, stack = self._place(number), self._stack
         shown = place is stack.currentWidget()
+        # The page is inserted before the placeholder is removed, or the stack would briefly show a neighbor.
         stack.insertWidget(number, page)
         if shown:
             stack.setCurrentWidget(page)

@@ -123,7 +123,7 @@ class ImageViews(QWidget):
         self._session, self._commands = session, commands
         self.grid, self.loupe, self.compare = Grid(session), Loupe(session), Compare(session)
         self.stack = QStackedWidget()
-        self.slider = size_slider(SIDES, self.grid.side, self.tr("Size of thumbnails"))
+        self.slider = size_slider(SIDES, self.grid.side, self.tr("Thumbnail size"))
         self.bar = QFrame()
         self.is_alone = False
         self._deletions: list[TrashStep] = []

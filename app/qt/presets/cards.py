@@ -75,7 +75,7 @@ def author_and_license(preset: Preset) -> str:
 def cost_line(outlook: CostEstimate | None) -> str:
     """Return a preset's training time and memory as one line for its card."""
     if outlook is None:
-        return QCoreApplication.translate("Presets", "Computing time and memory…")
+        return QCoreApplication.translate("Presets", "Estimating time and memory…")
     answer = outlook.answer
     if answer is None:
         return outlook.problem
@@ -95,7 +95,7 @@ def cost_line(outlook: CostEstimate | None) -> str:
 def cost_text(outlook: CostEstimate | None, gpu: str) -> str:
     """Return sentences about a preset's training time and memory on a GPU, and the fit that it would use."""
     if outlook is None:
-        return QCoreApplication.translate("Presets", "Computing time and memory…")
+        return QCoreApplication.translate("Presets", "Estimating time and memory…")
     if outlook.answer is None:
         return outlook.problem
     answer = outlook.answer
@@ -401,7 +401,7 @@ class Details(QWidget):
         self.about = PresetHeading()
         self.outlook = CostPanel(outlooks)
         self.table = Table(
-            (self.tr("Setting"), self.tr("Default"), self.tr("With this preset")), self.tr("Settings of the preset")
+            (self.tr("Setting"), self.tr("Default"), self.tr("With this preset")), self.tr("Preset settings")
         )
         self.heading = QLabel()
         self.heading.setProperty("role", "heading")

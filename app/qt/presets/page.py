@@ -320,7 +320,7 @@ class PresetsPage(Page):
         origins = (self.tr("All authors"), self.tr("Yours"), self.tr("Received"), self.tr("Built-in"))
         for title, value in zip(origins, ("", "yours", "received", "built-in"), strict=True):
             self.origin.addItem(title, value)
-        for title, kind in ((self.tr("Recipes"), "recipes"), (self.tr("Fits for GPUs"), "fits")):
+        for title, kind in ((self.tr("Recipes"), "recipes"), (self.tr("Fit settings for GPUs"), "fits")):
             self.kind.addItem(title, kind)
         self.origin.setAccessibleName(self.tr("Author"))
         self.kind.setAccessibleName(self.tr("Kind"))

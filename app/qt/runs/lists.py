@@ -70,6 +70,7 @@ class RunModel(StatusModel[RunSummary]):
     def show(self, rows: Sequence[RunSummary]) -> bool:
         """Show these runs; return whether any were added, removed or moved, rather than only changed."""
         same_day, self._day = self._day == _today(), _today()
+        # By identity: an unchanged run is the same object as last time, which `self.rows` keeps alive until the end.
         before = dict(zip(map(id, self.rows), self.words, strict=True)) if same_day else {}
         was, self._beginning = self._beginning, {row.path for row in rows if self._begins(row)}
         for row in rows:
@@ -182,7 +183,7 @@ class RunList(QListView):
         """Show these runs; selected runs that are still listed stay selected."""
         self._quiet = True
         if self.runs.show(rows):
-            self._select(self._order)
+            self._select(self._order)  # replacing the rows has cleared Qt's selection
         self._quiet = False
         self._on_selection_changed()
 

@@ -97,7 +97,7 @@ class LogText(QPlainTextEdit):
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
         self.setTabChangesFocus(True)
-        self.setAccessibleName(self.tr("Log of the engine"))
+        self.setAccessibleName(self.tr("Engine log"))
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
         self.verticalScrollBar().rangeChanged.connect(lambda *_: self._scroll_to_end())
 
@@ -198,7 +198,7 @@ class LogText(QPlainTextEdit):
         self._busy, asked = True, self._requested
 
         def deliver(found: _Result) -> None:
-            if asked == self._requested:
+            if asked == self._requested:  # otherwise `show_log` has already reset `_busy` for another log
                 self._busy = False
                 done(found)
                 self._run_pending()
@@ -232,6 +232,7 @@ class LogText(QPlainTextEdit):
 
     def _append(self, chunk: LogChunk) -> None:
         """Append a chunk; if the log was replaced or has too much new output, show its end instead."""
+        # A file that is shorter than what was read before has been replaced or truncated.
         if chunk.size < self._chunks[-1].end or (self._follows and chunk.size - chunk.end > _JUMP_BYTES):
             self.to_end()
             return
@@ -256,7 +257,7 @@ class LogText(QPlainTextEdit):
         self._chunks.appendleft(chunk)
         cursor = QTextCursor(self.document())
         self._fill(lambda: cursor.insertText("\n".join(chunk.lines) + "\n"))
-        bar.setValue(here + len(chunk.lines))
+        bar.setValue(here + len(chunk.lines))  # lines are not wrapped, so the scroll bar counts lines
         self._drop(first=False)
         self.moved.emit()
 
@@ -275,6 +276,7 @@ class LogText(QPlainTextEdit):
         if first:
             cursor.setPosition(document.findBlockByNumber(lines).position(), QTextCursor.MoveMode.KeepAnchor)
         else:
+            # One character earlier, to remove the line break before these lines too.
             cursor.setPosition(document.findBlockByNumber(document.blockCount() - lines).position() - 1)
             cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
         cursor.removeSelectedText()
@@ -289,7 +291,7 @@ class LogText(QPlainTextEdit):
 
     def _fill(self, change: Callable[[], None]) -> None:
         """Call `change`, which changes the text, without treating scroll bar movement as scrolling by the user."""
-        before, self._filling = self._filling, True
+        before, self._filling = self._filling, True  # calls can be nested: changing the text also scrolls to the end
         change()
         self._filling = before
 

@@ -426,6 +426,7 @@ class BasePicker(QWidget):
 
     def _on_verdict(self, verdict: BaseVerdict) -> None:
         """Show a verdict, unless the field's text has changed since."""
+        # The verdict comes from a worker: by now the field may be destroyed or contain another text.
         if not isValid(self) or verdict.text != self._requested:
             return
         self.verdict = verdict

@@ -53,7 +53,7 @@ class LengthRow(QWidget):
         self.number.setAccessibleName(self.tr("Length"))
         self.number.setPlaceholderText(self.tr("automatic"))
         self.number.setFixedWidth(110)
-        self.measure.setAccessibleName(self.tr("Unit of the length"))
+        self.measure.setAccessibleName(self.tr("Unit of training length"))
         self.words.setProperty("role", "muted")
         self.words.setWordWrap(True)
         row = QHBoxLayout(self)

@@ -128,11 +128,11 @@ class PromptRow(QWidget):
     def _build(self) -> None:
         number = self._place + 1
         self.field.setAccessibleName(self.tr("Prompt {number}").format(number=number))
-        self.field.setPlaceholderText(self.tr("Prompt of the preview"))
+        self.field.setPlaceholderText(self.tr("Preview prompt"))
         self.field.setToolTip(f"{PROMPTS}.{self._place}.prompt")
         self.more.setCheckable(True)
-        self.more.setToolTip(self.tr("Size, seed and more of this preview"))
-        self.more.setAccessibleName(self.tr("More settings of prompt {number}").format(number=number))
+        self.more.setToolTip(self.tr("Size, seed and other settings for this preview"))
+        self.more.setAccessibleName(self.tr("More settings for prompt {number}").format(number=number))
         self.remove.setToolTip(self.tr("Remove this prompt"))
         self.remove.setAccessibleName(self.tr("Remove prompt {number}").format(number=number))
         for button, drawing in ((self.more, "more"), (self.remove, "close")):

@@ -362,7 +362,7 @@ def test_cards_say_what_they_cost_as_the_planner_finds_it(window, page, qtbot, t
     outlooks = page.session.presets.cost_estimates
     page.field.setText("style sdxl")
     words = page.details.outlook.words
-    wait(qtbot, lambda: "Computing" not in words.text())
+    wait(qtbot, lambda: "Estimating" not in words.text())
     if not has_card():
         assert words.text().startswith("About ") and "on this PC's CPU" in words.text()
         assert words.text().endswith("No NVIDIA GPU was found, so training uses the CPU.")

@@ -442,7 +442,7 @@ class ChipBoard(QWidget):
     def _drop(self, source: int, place: QPoint) -> None:
         slot, self._target = self._slot(place), None
         self.update()
-        target = slot - (slot > source)
+        target = slot - (slot > source)  # removing the tag first shifts all later positions by one
         if target != source:
             self.moved.emit(source, target)
             self.choose(target)

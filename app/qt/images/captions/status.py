@@ -247,7 +247,7 @@ class EditorTexts(QObject):
         excluded = sum(image.excluded for image in images)
         damaged = sum(image.problem is not None for image in images)
         words = [
-            self.tr("%n without caption file", "", summary.missing) if summary.missing else "",
+            self.tr("%n without a caption file", "", summary.missing) if summary.missing else "",
             self.tr("%n with an empty caption", "", summary.empty) if summary.empty else "",
             self.tr("%n excluded", "", excluded) if excluded else "",
             self.tr("%n damaged", "", damaged) if damaged else "",

@@ -363,7 +363,7 @@ class FilterBox(QWidget):
             if patient and self._is_completed():
                 return  # applied on Enter, on accepting a suggestion, or when the suggestions are closed
             if text != self._filtering.text or not patient:
-                self._applied_text = text
+                self._applied_text = text  # set first, so that `_on_filtering_changed` leaves the field as typed
                 self._filtering.apply(text)
             faults: tuple[QueryProblem, ...] = ()
         except QueryError as error:

@@ -177,7 +177,7 @@ class Candidates(QAbstractListModel):
         if file is None:
             return None
         if file not in self._images:
-            self._images[file] = None
+            self._images[file] = None  # so that repaints in the meantime do not read the file again
             read_image(self, self._session, file, lambda image: self._take(file, image), _IMAGE_PIXELS)
         return self._images[file]
 

@@ -155,7 +155,7 @@ def _run_label(runs: Sequence[Run], run: Run) -> str:
 def _summary(lines: Sequence[ChartLine], words: Wording) -> str:
     """Return a description for screen readers: each line's first, last, lowest and highest value."""
     sentences = [_describe_line(line, words) for line in lines if line.look != "raw" and np.isfinite(line.values).any()]
-    return " ".join(sentences) or _tr("Nothing measured yet.")
+    return " ".join(sentences) or _tr("No measurements yet.")
 
 
 def _describe_line(line: ChartLine, words: Wording) -> str:

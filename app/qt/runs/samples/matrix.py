@@ -118,7 +118,7 @@ class SampleMatrix(QWidget):
         self.grid, self.compare = SampleGrid(session), SampleCompare(session)
         self.stack = QStackedWidget()
         self.best = QLabel()
-        self.slider = size_slider(SIDES, self.grid.side, self.tr("Size of samples"))
+        self.slider = size_slider(SIDES, self.grid.side, self.tr("Sample size"))
         commands.add(ACTIONS, self)
         self._lay_out()
         self._listen()

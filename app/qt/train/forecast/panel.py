@@ -46,7 +46,7 @@ ACTIONS = (
         "ask_again",
         enabled="has_job",
         icon="refresh",
-        tip=QT_TRANSLATE_NOOP("Action", "Reads images, captions and the GPU again."),
+        tip=QT_TRANSLATE_NOOP("Action", "Reads the images, captions and GPU state again."),
     ),
     Action(
         "forecast.plan_again",
@@ -117,7 +117,7 @@ class GpuChooser(QWidget):
         self.box.addItem(self._here(), HERE)
         self.box.addItem(REFERENCE_GPU, REFERENCE_GPU)
         for gigabytes in GPU_MEMORY_SIZES:
-            self.box.addItem(self.tr("As if on {size} GB").format(size=gigabytes), f"{gigabytes}GB")
+            self.box.addItem(self.tr("GPU with {size} GB").format(size=gigabytes), f"{gigabytes}GB")
         self.box.setCurrentIndex(max(self.box.findData(former), 0))
         if self.box.findData(former) < 0 and former != HERE:
             self.box.setEditText(former)
@@ -258,7 +258,7 @@ class ForecastPanel(QWidget):
         super().hideEvent(event)
         self._looks.stop()
         self._soon.stop()
-        self._fresh = self._fresh and not self.forecaster.waiting
+        self._fresh = self._fresh and not self.forecaster.waiting  # a canceled forecast is requested again when shown
         self.forecaster.stop()
 
     # --- asking

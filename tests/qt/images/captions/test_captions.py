@@ -243,7 +243,7 @@ def test_of_many_pictures_common_tags_are_plain_and_mixed_ones_counted(editor, s
 def test_many_say_how_many_have_no_caption(editor, session):
     select(session, *"abcde")
     assert editor.title.toolTip() == "5 images"
-    assert editor.state.text() == "1 without caption file, 1 with an empty caption"
+    assert editor.state.text() == "1 without a caption file, 1 with an empty caption"
 
 
 def test_repeated_tags_are_marked(editor, session, qtbot):
