@@ -57,7 +57,7 @@ def whole(phase: events.Phase, total: int | None) -> str:
 
 
 def progress(phase: events.Phase, done: int, total: int | None) -> str:
-    """Return progress as "12/40"; if the total is unknown, as "12". For loading, return "30 %" or ""."""
+    """Return progress as "12/40"; if the total is unknown, as "12". For loading, return "30%" or ""."""
     if phase == "load":
         return f"{100 * done // total}%" if total else ""
     return amount(phase, done) + (f"/{amount(phase, total)}" if total is not None else "")

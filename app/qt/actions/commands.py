@@ -152,7 +152,7 @@ class Commands(QObject):
         self._menus: dict[Menu, QMenu] = {}
         self._own = own or {}
         self._scheduled = False
-        """Whether a refresh is scheduled. A queued signal runs it: pages built in the background would delay timers."""
+        """Whether a refresh is scheduled, by a queued signal: building pages in the background would delay a timer."""
         self._requested.connect(self._refresh, Qt.ConnectionType.QueuedConnection)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:

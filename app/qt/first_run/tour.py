@@ -178,7 +178,7 @@ class Tour(QObject):
         show_runs: Callable[[PageCallback | None], None],
         parent: QWidget,
     ) -> None:
-        """Start the tour. Its panel is added to `place`; `show_pictures` and `show_runs` show these pages."""
+        """Start the tour. Its panel is added to `place`; `show_pictures` opens Images and `show_runs` opens Runs."""
         super().__init__(parent)
         self._session, self._notices = session, notices
         self._show_images_page, self._show_runs_page = show_pictures, show_runs

@@ -32,7 +32,7 @@ MOST = 4
 
 
 class Loupe(QWidget):
-    """View of the current image. Arrow keys change the image; when zoomed or with Shift, they move it."""
+    """View of the current image. Arrow keys go to another image; when zoomed or with Shift, they move this one."""
 
     stepped = Signal(int)
     left = Signal()

@@ -155,7 +155,7 @@ class PresetsPage(Page):
         super().__init__(session, commands)
         self._wanted: Path | None = None
         self._broken: set[tuple[Path, str]] = set()
-        """Unusable files with the reason; each pair is reported only once."""
+        """(file, reason) of each unusable file that has been reported, so that it is reported only once."""
         self._cost_timer = QTimer(self)
         self._cost_timer.setSingleShot(True)
         self._cost_timer.setInterval(_COST_DELAY)

@@ -39,7 +39,7 @@ _MISSING = "is missing"
 
 
 class LengthRow(QWidget):
-    """Editor for the training length in one of three units; once the images are counted, it also shows the others."""
+    """Editor for the training length in one of three units; once images are counted, it also shows the other two."""
 
     left = Signal()
 

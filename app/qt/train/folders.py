@@ -129,7 +129,7 @@ class FolderRow(QWidget):
         self.remove.clicked.connect(lambda: self.removed.emit(self._place))
 
     def show_folder(self, place: int, folder: dict[str, Any], count: int | None) -> None:
-        """Show the table at index `place` of `dataset.folders`, and its image count, or none if `count` is None."""
+        """Show the entry at index `place` of `dataset.folders`, and its image count unless `count` is None."""
         self._place = place
         path = str(folder["path"])
         name = Path(path).name or path

@@ -48,7 +48,7 @@ class PreviewModel(QAbstractListModel):
         return 0 if parent.isValid() else len(self.changes)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the name; for tooltips and screen readers, the whole change."""
+        """Return the row's name; for tooltips and screen readers, a sentence with the name and both captions."""
         if not index.isValid():
             return None
         row = self.row(index)

@@ -79,7 +79,7 @@ def _rate(part: str, run: Run) -> Track | None:
 
 
 def memory(runs: Sequence[Run]) -> ChartSpec:
-    """Return the chart of GPU memory in GiB, with the first run's forecast and, if it is not far above, its limit."""
+    """Return the chart of GPU memory in GiB, with the first run's forecast, and its limit unless that is far above."""
     measured = _each(runs, lambda run: run.series.memory, _tr("measured"), "thin")
     lines = [replace(line, values=line.values / _GIB) for line in measured]
     most = max((float(np.nanmax(line.values)) for line in lines), default=0.0)
