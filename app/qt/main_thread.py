@@ -26,7 +26,7 @@ _TURN = 0.004
 _YOUNG = 2_000
 """Number of new objects that triggers a collection of the young generation, which takes one or two ms."""
 _FEW = 500
-"""If at least this many objects were created since the previous check, the next one comes after `_BUSY_MS`."""
+"""If at least this many objects were created since the last check, the next check comes after `_BUSY_MS`."""
 _MIDDLE = 4
 
 

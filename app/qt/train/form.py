@@ -37,7 +37,7 @@ WIDTH = 190
 _ESSENTIAL = ("name", "base.model")
 """Keys that the page shows above the form."""
 _BATCH = 8
-"""Number of rows created per event loop turn; creating them takes about 15 ms."""
+"""Number of rows created per event loop turn, which takes about 15 ms."""
 
 
 class Line(QLineEdit):

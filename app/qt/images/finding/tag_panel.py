@@ -180,7 +180,7 @@ class TagModel(QAbstractListModel):
 def sort_tags(counts: Iterable[tuple[str, int]], order: Order) -> list[TagCount]:
     """Return the tags with their counts, sorted by count or by name.
 
-    Sorts in parts, so that the main thread can run between them when this is called on a worker.
+    Sorts in parts: if this runs on a worker, the main thread can run between them.
     """
     rows = [TagCount(*pair) for pair in counts]
     key = _by_count if order == "count" else _by_name

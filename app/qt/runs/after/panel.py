@@ -280,7 +280,7 @@ class AfterPanel(QWidget):
         self._refresh()
 
     def _update_candidates(self) -> None:
-        """Search for saved steps on a worker; if the run reports events during the search, search again."""
+        """Search for saved steps on a worker; search again afterward if this is called during the search."""
         run = self._run
         if run is None or not self.isVisible() or self._search.busy:
             self._stale = True

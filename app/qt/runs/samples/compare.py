@@ -44,7 +44,7 @@ class Stage(QWidget):
         self.part = 0.5
         """Position of the divider, as a fraction of the width."""
         self.side_by_side = False
-        """Whether the images are side by side, without a divider."""
+        """Whether the images are shown side by side, without a divider."""
         self.alone = False
         """Whether only the second image is shown."""
         for area in (self.first, self.second):
