@@ -35,7 +35,7 @@ _IMAGE_SIDE = 112
 def summary(found: LoraFile) -> str:
     """Return a one-line summary: kind, family, rank and file size."""
     family = NAMES[found.family] if found.family else QCoreApplication.translate("Lora", "for an unknown base")
-    size = QLocale().formattedDataSize(found.bytes, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
+    size = QLocale().formattedDataSize(found.bytes, 1, QLocale.DataSizeFormat.DataSizeSIFormat)
     rank = (
         QCoreApplication.translate("Lora", "rank {rank}").format(rank=format_range(found.ranks))
         if found.ranks

@@ -43,7 +43,7 @@ from shiboken6 import isValid
 
 from app.core.pixels import Pixels
 from app.core.words import QT_TRANSLATE_NOOP
-from trainer.protocol.text import parts
+from trainer.protocol.text import parts, size
 
 _APP = "impasto"
 
@@ -220,6 +220,12 @@ def format_duration(seconds: float) -> str:
     return _tr("{seconds} s").format(seconds=rest)
 
 
+def format_memory(count: float) -> str:
+    """Format bytes of memory with the units of the command line, powers of 1024: "593 MiB", "7.1 GiB"."""
+    number, unit = size(count).split()
+    return f"{QLocale().toString(float(number), 'f', len(number.partition('.')[2]))} {unit}"
+
+
 def format_past(unix: float, now: float) -> str:
     """Format a past time: only the time if it is today, "yesterday" with the time, or else the date."""
     then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
@@ -279,14 +285,14 @@ def flow(sizes: Sequence[QSize], width: int, gap: int, breaks: Collection[int] =
     """
     places: list[QRect] = []
     x = y = row = 0
-    for number, size in enumerate(sizes):
-        wide = min(size.width(), width)
+    for number, hint in enumerate(sizes):
+        wide = min(hint.width(), width)
         if x and (x + wide > width or number in breaks):
             x, y = 0, y + row + (2 * gap if number in breaks else gap)
             row = 0
-        places.append(QRect(QPoint(x, y), QSize(wide, size.height())))
+        places.append(QRect(QPoint(x, y), QSize(wide, hint.height())))
         x += wide + gap
-        row = max(row, size.height())
+        row = max(row, hint.height())
     return places, y + row
 
 

@@ -103,7 +103,7 @@ def _check_start(path: Path, kind: Kind, start: bytes, length: int, size: int) -
         _refuse(kind, "not_safetensors", f'"{path}" is not a safetensors file: it does not start with a header.', again)
     if length > _LARGEST_HEADER[kind]:
         limit = _LARGEST_HEADER[kind] >> 20
-        sentence = f'"{path}" claims a header of {length:,} bytes; no real {_NAMED[kind]} has one over {limit} MB.'
+        sentence = f'"{path}" claims a header of {length:,} bytes; no real {_NAMED[kind]} has one over {limit} MiB.'
         _refuse(kind, "hostile", sentence, "Do not use this file; get it from a source you trust.")
     if length > size - 8:
         _refuse(kind, "truncated", f'"{path}" is cut off: it ends at {size:,} bytes, inside its header.', again)

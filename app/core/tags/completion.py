@@ -210,7 +210,7 @@ def _text(path: Path) -> str:
     except (OSError, UnusableFileError) as error:
         raise _unreadable(path, reason_of(error)) from error
     if len(data) > _MAX_BYTES:
-        raise _unreadable(path, f"it is larger than {_MAX_BYTES // 2**20} MB")
+        raise _unreadable(path, f"it is larger than {_MAX_BYTES // 2**20} MiB")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")
     if b"\0" in data:

@@ -29,7 +29,7 @@ from app.core.tasks import Tasks, reraise
 from app.core.words import full_message
 from app.qt.theme import set_icon
 from app.qt.theme.theme import FOLDER
-from app.qt.train.words import gigabytes, owner_of
+from app.qt.train.words import format_memory, owner_of
 from app.qt.widgets import icon_label, plain_label, plain_tip, until_destroyed, while_alive
 
 Sign = Literal["good", "info", "warning", "bad", "waiting"]
@@ -113,7 +113,10 @@ class MachinePanel(QWidget):
         words = self.tr("{name}: {free} of {total} free, driver {driver}.")
         lines = [
             words.format(
-                name=gpu.name, free=gigabytes(gpu.free_bytes), total=gigabytes(gpu.total_bytes), driver=gpu.driver
+                name=gpu.name,
+                free=format_memory(gpu.free_bytes),
+                total=format_memory(gpu.total_bytes),
+                driver=gpu.driver,
             )
             for gpu in found.gpus
         ]

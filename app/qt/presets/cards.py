@@ -37,7 +37,7 @@ from app.core.planning.forecaster import GPU_MEMORY_SIZES, HERE
 from app.core.presets.cost_estimates import CostEstimate, CostEstimates
 from app.qt.tables import Row, Table
 from app.qt.theme import colors, icon
-from app.qt.train.words import base_precision, figure, fit, format_duration, gigabytes, headline
+from app.qt.train.words import base_precision, fit, format_duration, format_memory, gibibytes, headline
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, FlowLayout, plain_label, set_message, to_pixmap, until_destroyed
 from trainer.config.presets.library import Origin, PresetEntry, changed_keys
 from trainer.config.presets.preset import Preset
@@ -81,14 +81,14 @@ def cost_line(outlook: CostEstimate | None) -> str:
         return outlook.problem
     if answer.pick is None:
         return QCoreApplication.translate("Presets", "Does not fit: needs {missing} more memory").format(
-            missing=gigabytes(answer.missing)
+            missing=format_memory(answer.missing)
         )
     if answer.on_cpu:
         about = QCoreApplication.translate("Presets", "About {time} on the CPU")
         return about.format(time=format_duration(answer.pick.forecast.seconds))
-    words = QCoreApplication.translate("Presets", "About {time}, {needed} of {free} GB")
-    time, needed = format_duration(answer.pick.forecast.seconds), figure(answer.pick.needed)
-    cost = words.format(time=time, needed=needed, free=figure(answer.gpu.free))
+    words = QCoreApplication.translate("Presets", "About {time}, {needed} of {free} GiB")
+    time, needed = format_duration(answer.pick.forecast.seconds), gibibytes(answer.pick.needed)
+    cost = words.format(time=time, needed=needed, free=gibibytes(answer.gpu.free))
     return cost if answer.pick.quality == "exact" else f"{cost}, {base_precision(answer.pick.fit)}"
 
 

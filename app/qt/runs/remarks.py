@@ -14,6 +14,7 @@ from app.core.runs.run import Kind, RunRemark
 from app.core.words import full_message
 from app.qt.theme import icon
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
+from app.qt.widgets import format_memory
 from trainer.protocol import events
 
 _ICONS: dict[Kind, tuple[str, str]] = {
@@ -195,10 +196,10 @@ def _exhausted(event: events.MemoryExhausted) -> str:
     words = translate("Remarks", "GPU memory ran out after step {step} ({where}).")
     parts = [words.format(step=_number(event.step), where=", ".join(part for part in place if part))]
     if event.requested:
-        parts.append(translate("Remarks", "{size} more was needed.").format(size=_size(event.requested)))
+        parts.append(translate("Remarks", "{size} more was needed.").format(size=format_memory(event.requested)))
     if event.reserved is not None and event.forecast is not None:
         words = translate("Remarks", "{taken} was in use; the forecast was {forecast}.")
-        parts.append(words.format(taken=_size(event.reserved), forecast=_size(event.forecast)))
+        parts.append(words.format(taken=format_memory(event.reserved), forecast=format_memory(event.forecast)))
     return " ".join(parts)
 
 
@@ -226,10 +227,6 @@ def _slow(event: events.Slow) -> str:
     now, usual = QLocale().toString(event.seconds, "f", 1), QLocale().toString(event.median, "f", 1)
     cause = f"{reason} ({event.detail})" if event.detail else reason
     return words.format(step=_number(event.step), now=now, usual=usual, reason=cause)
-
-
-def _size(number: int) -> str:
-    return QLocale().formattedDataSize(number, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
 
 
 def _rate(number: float) -> str:

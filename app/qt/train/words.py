@@ -12,12 +12,12 @@ from app.core.models.verdict import BaseDescription, BaseVerdict, Family, FoundB
 from app.core.planning.answer import AnsweredPlan, PlanAnswer
 from app.qt.widgets import QT_TRANSLATE_NOOP
 from app.qt.widgets import format_duration as format_duration
+from app.qt.widgets import format_memory as format_memory
 from trainer.errors import sentence_and_remedy
 from trainer.protocol.forecast import ROUNDING
 from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
 
 _GIB = 1 << 30
-_MIB = 1 << 20
 
 PHASES: Mapping[str, str] = {
     "cache_pictures": QT_TRANSLATE_NOOP("Forecast", "Encode images"),
@@ -123,15 +123,8 @@ class Counts(QObject):
         return self.tr("%n preview prompt(s)", "", count)
 
 
-def gigabytes(size: float) -> str:
-    """Format bytes as "7.9 GB" in powers of 1024, as Windows does; below 0.1 GB, in MB."""
-    if size < 0.1 * _GIB:
-        return QCoreApplication.translate("Forecast", "{size} MB").format(size=QLocale().toString(round(size / _MIB)))
-    return QCoreApplication.translate("Forecast", "{size} GB").format(size=figure(size))
-
-
-def figure(size: float) -> str:
-    """Format bytes as a number of GB, without the unit."""
+def gibibytes(size: float) -> str:
+    """Format bytes as a number of GiB, without the unit."""
     return QLocale().toString(size / _GIB, "f", 1)
 
 
@@ -139,7 +132,9 @@ def headline(answer: PlanAnswer, *, here: bool) -> str:
     """Return a forecast in words: time, device, memory and where memory peaks; `here`: for this PC's GPU."""
     if answer.on_cpu and answer.pick is not None:
         words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
-        return words.format(time=format_duration(answer.pick.forecast.seconds), needed=gigabytes(answer.pick.needed))
+        return words.format(
+            time=format_duration(answer.pick.forecast.seconds), needed=format_memory(answer.pick.needed)
+        )
     own = QCoreApplication.translate("Forecast", "your {card}")
     gpu = own.format(card=answer.gpu.name) if here else answer.gpu.name
     plan = answer.pick
@@ -147,11 +142,11 @@ def headline(answer: PlanAnswer, *, here: bool) -> str:
         words = QCoreApplication.translate(
             "Forecast", "This does not fit on {card} with any settings: it needs {missing} more memory."
         )
-        return words.format(card=gpu, missing=gigabytes(answer.missing))
+        return words.format(card=gpu, missing=format_memory(answer.missing))
     words = QCoreApplication.translate(
-        "Forecast", "About {time} on {card}. Uses {needed} of the {free} GB that are free; {peak}."
+        "Forecast", "About {time} on {card}. Uses {needed} of the {free} GiB that are free; {peak}."
     )
-    time, needed, free = format_duration(plan.forecast.seconds), figure(plan.needed), figure(answer.gpu.free)
+    time, needed, free = format_duration(plan.forecast.seconds), gibibytes(plan.needed), gibibytes(answer.gpu.free)
     return words.format(time=time, card=gpu, needed=needed, free=free, peak=peak(plan))
 
 
@@ -228,7 +223,7 @@ def too_large(missing: int, advice: MemoryAdvice | None) -> str:
         return ""
     words = QCoreApplication.translate("Forecast", ADVICE[advice.code])
     programs = ", ".join(advice.programs)
-    return words.format(missing=gigabytes(missing), programs=programs, bytes=gigabytes(advice.bytes))
+    return words.format(missing=format_memory(missing), programs=programs, bytes=format_memory(advice.bytes))
 
 
 def remark(found: Remark) -> str:
@@ -243,7 +238,7 @@ def _value(name: str, value: Any) -> str:
         case "epochs" | "rounds" | "images" | "prompts":
             return str(getattr(Counts(), name)(value))
         case "bytes":
-            return gigabytes(value)
+            return format_memory(value)
         case "error":
             return f"{value:.0%}"
         case "family":

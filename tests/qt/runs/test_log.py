@@ -152,7 +152,8 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
                     "the GPU is hot and has lowered its clock (91 °C)."),
         ("warning", "Training continues from step 13 with settings that use less memory: fit.micro_batch = 1. "
                     "The result stays the same."),
-        ("warning", "GPU memory ran out after step 12 (training, backward, unet.up_blocks.1). 512.0 MB more was needed."),
+        ("warning", "GPU memory ran out after step 12 (training, backward, unet.up_blocks.1). "
+                    "512 MiB more was needed."),
         ("warning", "2 steps between 3 and 4 were skipped: the loss was not finite."),
         ("info", "Captions encoded: 1 in 0.0 s (1000/s)."),
         ("info", "Captions encoded: 50 in 2.0 s (25/s). "

@@ -176,9 +176,7 @@ class MaskPainter(ImageStepDialog):
         self._index = place
         self._open()
 
-    def _run(
-        self, work: Callable[[], object], done: Callable[[object], None], failed: _Callback | None = None
-    ) -> None:
+    def _run(self, work: Callable[[], object], done: Callable[[object], None], failed: _Callback | None = None) -> None:
         """Read or write a mask file on a worker, unless one is busy: two would conflict over the same file."""
         if self.busy:
             return

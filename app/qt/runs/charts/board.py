@@ -236,7 +236,7 @@ class Board(QWidget):
     @cached_property
     def memory(self) -> Chart:
         """Chart of GPU memory."""
-        return self._by_step(self.tr("Memory, GB"), number)
+        return self._by_step(self.tr("Memory, GiB"), number)
 
     @cached_property
     def seconds(self) -> Chart:

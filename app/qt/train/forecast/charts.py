@@ -236,7 +236,7 @@ def described(spot: PeakMark) -> str:
     """Return a text with the kinds of memory at a peak and their sizes, the largest first."""
     kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
     least = _TOO_SMALL * spot.peak.allocated
-    return ", ".join(f"{words.kind_name(kind)} {words.gigabytes(size)}" for kind, size in kinds if size > least)
+    return ", ".join(f"{words.kind_name(kind)} {words.format_memory(size)}" for kind, size in kinds if size > least)
 
 
 _BAR, _LINE, _SWATCH, _GAP, _MARK = 26, 20, 10, 14, 7
@@ -293,7 +293,7 @@ class MemoryBar(QWidget):
         self.pieces = pieces(answer, plan)
         self._limit = gpu.total - gpu.free + plan.forecast.outside + gpu.budget
         self._total = max(gpu.total, sum(piece.bytes for piece in self.pieces))
-        texts = [f"{piece.name} {words.gigabytes(piece.bytes)}" for piece in self.pieces]
+        texts = [f"{piece.name} {words.format_memory(piece.bytes)}" for piece in self.pieces]
         self.setAccessibleDescription(", ".join(texts))
         self.updateGeometry()
         self.update()
@@ -319,7 +319,7 @@ class MemoryBar(QWidget):
         """Show a tooltip for the segment under the pointer."""
         if isinstance(event, QHelpEvent):
             piece = self._at(event.pos().x())
-            text = f"{piece.name}: {words.gigabytes(piece.bytes)}" if piece else ""
+            text = f"{piece.name}: {words.format_memory(piece.bytes)}" if piece else ""
             QToolTip.showText(event.globalPos(), plain_tip(text), self)
             return True
         return super().event(event)
@@ -376,10 +376,10 @@ class MemoryBar(QWidget):
         return places
 
     def _label(self, piece: BarSegment) -> str:
-        return f"{piece.name} {words.gigabytes(piece.bytes)}"
+        return f"{piece.name} {words.format_memory(piece.bytes)}"
 
     def _limit_label(self) -> str:
-        return self.tr("Limit {size}").format(size=words.gigabytes(self._limit))
+        return self.tr("Limit {size}").format(size=words.format_memory(self._limit))
 
     def _at(self, place: int) -> BarSegment | None:
         share = 0.0

@@ -120,7 +120,7 @@ class PlanTable(QWidget):
         return line
 
     def _figures(self, plan: AnsweredPlan) -> str:
-        return f"{words.format_duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
+        return f"{words.format_duration(plan.forecast.seconds)} · {words.format_memory(plan.needed)}"
 
     def _button(self, row: PlanRow) -> QPushButton:
         from trainer.config.toml_file import toml_value  # imported late: the schema takes 0.2 s
@@ -173,7 +173,7 @@ class PhaseTable(QWidget):
             number.setProperty("role", "muted")
             name.setProperty("role", "heading" if decides else "")
             time = QLabel(words.format_duration(phase.seconds) if phase.seconds >= 0.5 else self.tr("under 1 s"))
-            memory = QLabel(words.gigabytes(phase.host if on_cpu else plan.reserved(phase.reserved)))
+            memory = QLabel(words.format_memory(phase.host if on_cpu else plan.reserved(phase.reserved)))
             if decides:
                 memory.setProperty("role", "heading")
                 memory.setToolTip(self.tr("This phase needs the most memory."))

@@ -143,9 +143,9 @@ class GpuChooser(QWidget):
         if self.gpu != HERE:
             return ""
         free = self.tr("{free} of {total} free.").format(
-            free=words.gigabytes(gpu.free_bytes), total=words.gigabytes(gpu.total_bytes)
+            free=words.format_memory(gpu.free_bytes), total=words.format_memory(gpu.total_bytes)
         )
-        texts = [f"{use.name} {words.gigabytes(use.bytes)}" if use.bytes else use.name for use in gpu.uses[:_NAMES]]
+        texts = [f"{use.name} {words.format_memory(use.bytes)}" if use.bytes else use.name for use in gpu.uses[:_NAMES]]
         others = self.tr("Also in use by {programs}.").format(programs=", ".join(texts)) if texts else ""
         return f"{free} {others}".strip()
 
@@ -404,7 +404,7 @@ class ForecastPanel(QWidget):
         if spot is None:
             self.marker.setText("")
             return
-        name, size = words.phase_name(spot.phase.phase), words.gigabytes(spot.peak.allocated)
+        name, size = words.phase_name(spot.phase.phase), words.format_memory(spot.peak.allocated)
         self.marker.setText(f"{name}, {spot.peak.name}: {size}\n{described(spot)}")
 
     # --- building
@@ -472,7 +472,7 @@ class ForecastPanel(QWidget):
         if self.timeline.shows_limit:
             return f"{colors} {self.tr('Dashed: limit.')}"
         limit = self.tr("The limit ({size}) is far above the chart.")
-        return f"{colors} {limit.format(size=words.gigabytes(plan.forecast.budget))}"
+        return f"{colors} {limit.format(size=words.format_memory(plan.forecast.budget))}"
 
     def _connect(self) -> None:
         self._soon.timeout.connect(self._ask)

@@ -48,7 +48,7 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     answered(qtbot, panel)
     answer = panel.forecaster.compared
     assert panel.comparison.text().startswith("For comparison only (not used for training): About ")
-    assert "GB that are free; peak " in panel.comparison.text() and answer.gpu.name in panel.comparison.text()
+    assert "GiB that are free; peak " in panel.comparison.text() and answer.gpu.name in panel.comparison.text()
     assert answer.gpu.name not in panel.headline.text() and not panel.stale.isVisible()
     # The bar holds what the figures say: all that the run takes, and what others have of the card.
     taken = answer.pick.reserved(answer.pick.decisive.reserved) + answer.pick.forecast.outside
@@ -184,7 +184,7 @@ def test_the_headline_is_of_the_cpu_that_training_will_use(qtbot, panel, draft, 
     answer = panel.forecaster.answer
     assert answer.on_cpu and panel.chooser.box.currentText() == "This PC: CPU"
     time = words.format_duration(answer.pick.forecast.seconds)
-    memory = words.gigabytes(max(phase.host for phase in answer.pick.forecast.phases))
+    memory = words.format_memory(max(phase.host for phase in answer.pick.forecast.phases))
     assert panel.headline.text() == f"About {time} on this PC's CPU, {memory} of main memory."
     assert panel.cpu_seconds(draft) == answer.pick.forecast.seconds > 600
     assert panel.phases.isVisible() and not panel.comparison.isVisible()
@@ -194,7 +194,7 @@ def test_the_headline_is_of_the_cpu_that_training_will_use(qtbot, panel, draft, 
         return [label.text() for label in panel.phases.findChildren(QLabel) if label.isVisible()]
 
     qtbot.waitUntil(lambda: "Training" in rows())  # Qt shows what is added to a layout when it next lays out
-    assert "0 MB" not in rows()
+    assert "0 B" not in rows()
     # Another GPU is compared with, and the headline stays.
     choose(panel, "RTX 3060")
     qtbot.waitUntil(lambda: panel.forecaster.state == "done" and panel.forecaster.compared is not None)
@@ -209,5 +209,5 @@ def test_every_remark_and_advice_of_the_engine_has_words(qtbot):
     assert all(text.endswith(".") and "{" not in text for text in told)
     assert {found.code for found in every_remark()} == set(words.REMARKS)
     ways = [words.too_large(1 << 30, given) for given in every_advice()]
-    assert len(set(ways)) == len(ways) and all(way.startswith("1.0 GB too large") for way in ways)
+    assert len(set(ways)) == len(ways) and all(way.startswith("1.0 GiB too large") for way in ways)
     assert words.too_large(0, None) == ""

@@ -93,7 +93,7 @@ def test_what_is_no_list_is_refused_and_the_others_are_read(tmp_path):
     assert [one.path.name for one in lists] == ["a.txt"]
     assert [error.code for error in faults] == ["tags.list_unreadable"] * 3
     assert "not a text file" in faults[0].sentence
-    assert "larger than 64 MB" in faults[2].sentence
+    assert "larger than 64 MiB" in faults[2].sentence
     assert read_lists(tmp_path / "nowhere") == ([], [])
     with pytest.raises(ImpastoError):
         read_list(tmp_path / "gone.csv")
