@@ -2,7 +2,7 @@
 
 from tests.support.app_start import measure
 
-LATE = {"torch", "diffusers", "transformers", "numpy", "PIL", "regex"}
+LATE = {"torch", "diffusers", "transformers", "numpy", "PIL", "regex", "tomlkit"}
 
 
 def test_the_window_is_painted_before_anything_heavy_is_loaded():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import json
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,14 +150,39 @@ def _toml_reason(message: str, text: str) -> tuple[str, str]:
 
 
 def toml_value(value: Any) -> str:
-    """Return a string, number, Boolean, list or table in TOML notation."""
+    """Return a string, number, Boolean, date, list or table in TOML notation, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         # JSON escapes are valid TOML; only DEL must be escaped in TOML but not in JSON.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{toml_key(key)} = {toml_value(inner)}" for key, inner in value.items()) + "}"
     return repr(value)
+
+
+def toml_key(key: str) -> str:
+    """Return a key in TOML notation: quoted unless it consists of ASCII letters, digits, - and _."""
+    plain = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if plain else toml_value(key)
+
+
+def table_lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the lines of a table: its own keys, then its tables under headers that begin with `path` ("recipe.")."""
+    yield from (f"{toml_key(name)} = {toml_value(value)}" for name, value in table.items() if not is_table(value))
+    for name, value in table.items():
+        if is_table(value):
+            key, many = path + toml_key(name), isinstance(value, list)
+            for item in value if many else (value,):
+                yield f"\n[[{key}]]" if many else f"\n[{key}]"
+                yield from table_lines(item, f"{key}.")
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a table, or a list of at least one table and nothing else."""
+    items = value if isinstance(value, list) else [value]
+    return bool(items) and all(isinstance(item, dict) for item in items)

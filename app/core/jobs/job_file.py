@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import copy
-import datetime
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from app.core.events import Emitter
 from app.core.tasks import Tasks, handle_only
+from trainer.config.credentials import safe_link
+from trainer.config.edit import edit_toml
 from trainer.config.job import Job
 from trainer.config.load import JOB_FILE, migrate, read_job_text
 from trainer.config.paths import make_absolute
 from trainer.config.resolve import flatten
 from trainer.config.schema import fields
-from trainer.config.toml_file import parse_toml, toml_value
+from trainer.config.toml_file import is_table, parse_toml, table_lines, toml_key
 from trainer.errors import JobError
 from trainer.protocol import files
 from trainer.protocol.files import long_path, numbered
 from trainer.protocol.places import is_disk_full, write_remedy
 from trainer.protocol.reading import read_bytes
+from trainer.protocol.records import RENAMED_KEYS
 
 Values = dict[str, Any]
 
@@ -91,7 +94,7 @@ def with_absolute_paths(values: Mapping[str, Any], folder: Path) -> Values:
 
 def to_toml(values: Mapping[str, Any]) -> str:
     """Return the text of a job file, with keys in schema order and unknown keys at the end of their table."""
-    return _HEADING + "\n".join(_lines(values, "")).rstrip() + "\n"
+    return _HEADING + "\n".join(table_lines(_in_schema_order(values, ""), "")).rstrip() + "\n"
 
 
 def _set(place: Any, step: str, value: Any) -> None:
@@ -103,37 +106,16 @@ def _set(place: Any, step: str, value: Any) -> None:
         place[step] = value
 
 
-def _lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the lines of a table: first its own keys, then its tables, as TOML requires."""
+def _in_schema_order(table: Mapping[str, Any], path: str) -> Values:
     names = sorted(table, key=lambda name: _key_order().get(f"{path}{name}", len(_key_order())))
-    yield from (f"{_encode_key(name)} = {_encode_value(table[name])}" for name in names if not _is_table(table[name]))
-    for name in filter(lambda name: _is_table(table[name]), names):
-        many = isinstance(table[name], list)
-        for item in table[name] if many else (table[name],):
-            key = path + _encode_key(name)
-            yield f"\n[[{key}]]" if many else f"\n[{key}]"
-            yield from _lines(item, f"{key}.")
-
-
-def _is_table(value: Any) -> bool:
-    items = value if isinstance(value, list) else [value]
-    return bool(items) and all(isinstance(item, dict) for item in items)
-
-
-def _encode_value(value: Any) -> str:
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_encode_key(key)} = {_encode_value(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_encode_value, value)) + "]"
-    return toml_value(value)
-
-
-def _encode_key(key: str) -> str:
-    """Return a key in TOML notation: quoted unless it consists of ASCII letters, digits, - and _."""
-    plain = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
-    return key if plain else toml_value(key)
+    ordered: Values = {}
+    for name in names:
+        value, inner = table[name], f"{path}{toml_key(name)}."
+        if is_table(value):
+            many = isinstance(value, list)
+            value = [_in_schema_order(each, inner) for each in value] if many else _in_schema_order(value, inner)
+        ordered[name] = value
+    return ordered
 
 
 @lru_cache(maxsize=1)
@@ -156,12 +138,34 @@ def read_values(path: Path) -> Values:
     return parse_values(read_job_text(path), path.name)
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownFile:
+    """What is known about a job file on disk."""
+
+    plain: str | None = None
+    """Its values, as `to_toml` writes them."""
+    text: str | None = None
+    """Its exact text; None before the first write."""
+    base: str | None = None
+    """The text that edits start from: the file as it was before the first of them, so that undoing restores it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenFile:
+    """Result of a write."""
+
+    known: _KnownFile
+    backup: Path | None
+    """Copy of the previous file."""
+
+
 class JobFile:
     """Writes a job file on a worker, one write at a time. Use it only from the thread of `tasks`.
 
     Invalid values are written too: the form shows them when the job is opened again, and the trainer reports the same
-    problems as the form. A file that the app did not write itself (with comments, or changed by another program) is
-    backed up next to it before it is overwritten.
+    problems as the form. The text of the file is edited, so that comments and layout stay; taking a change back
+    restores it exactly. Before a write that would lose comments, or values that another program wrote, the file is
+    backed up next to it.
     """
 
     def __init__(self, path: Path, tasks: Tasks) -> None:
@@ -175,9 +179,9 @@ class JobFile:
         self.kept: Emitter[Path] = Emitter()
         """Emitted with the path of the backup of the previous file."""
         self._tasks = tasks
-        self._own_text: str | None = None
+        self._known = _KnownFile()
         self._pending: str | None = None
-        self._writing: tuple[str, Future[Path | None]] | None = None
+        self._writing: tuple[str, Future[_WrittenFile]] | None = None
         self._error: JobError | None = None
         """Last error that `failed` emitted; None once it is resolved."""
         self._is_retry = False
@@ -198,12 +202,13 @@ class JobFile:
         return parse_values(text, self.path.name)
 
     def own(self, values: Values) -> None:
-        """Set the values that the file is known to contain; a different text was written by another program."""
-        self._own_text = to_toml(values)
+        """Set the values that the file is known to contain; other values were written by another program."""
+        self._known = _KnownFile(to_toml(values))
 
     def is_own(self, text: str) -> bool:
-        """Return whether a text is the one that this app wrote last, or would write for the values passed to `own`."""
-        return text == self._own_text
+        """Return whether a text is the one that this app wrote last, or would write without the comments in it."""
+        known = self._known
+        return text == known.plain or (known.text is not None and text == known.text.removeprefix("\ufeff"))
 
     def write(self, values: Values) -> None:
         """Write these values on a worker; of several calls during a write, only the last one is written."""
@@ -239,30 +244,29 @@ class JobFile:
     def flush(self) -> None:
         """Write pending values now, blocking; raises JobError if that fails. Only for when the app closes."""
         if self._writing is not None:
-            sent, future = self._writing
+            _, future = self._writing
             if not future.cancelled() and future.exception() is None:  # waits
-                self._own_text = sent
+                self._known = future.result().known
         text, self._pending = self._pending, None
-        if text is not None and text != self._own_text:
+        if text is not None and text != self._known.plain:
             try:
-                _replace(self.path, text, self._own_text)
+                self._known = _replace(self.path, text, self._known).known
             except OSError as error:
                 raise _unwritable(self.path, error) from None
-            self._own_text = text
         self.written.emit(None)  # calls the callbacks of `settle`
 
     def _begin(self) -> None:
-        text, own = self._pending, self._own_text
+        text, known = self._pending, self._known
         assert text is not None
         future = self._tasks.run(
-            lambda: _replace(self.path, text, own), lambda backup: self._done(text, backup), self._fail
+            lambda: _replace(self.path, text, known), lambda written: self._done(text, written), self._fail
         )
         self._writing = text, future
 
-    def _done(self, text: str, backup: Path | None) -> None:
-        self._writing, self._own_text = None, text
-        if backup:
-            self.kept.emit(backup)
+    def _done(self, text: str, written: _WrittenFile) -> None:
+        self._writing, self._known = None, written.known
+        if written.backup:
+            self.kept.emit(written.backup)
         if self._pending == text:
             self._pending = None
         fault, self._error = self._error, None
@@ -288,24 +292,61 @@ class JobFile:
         self.failed.emit(fault)
 
 
-def _replace(path: Path, text: str, own: str | None) -> Path | None:
-    """Write the file atomically. If its text was not `own` (our last text), back it up first and return the backup."""
+def edit_job_text(text: str, plain: str) -> str | None:
+    """Return a job file's text with the values of `plain`, its comments and layout kept; None if that is not possible.
+
+    `plain` is a text that `to_toml` returned. Takes up to a second for the longest text.
+    """
+    try:
+        return edit_toml(text, parse_toml(plain, "job", JOB_FILE), RENAMED_KEYS)
+    except JobError:  # larger than the reader allows
+        return None
+
+
+def _replace(path: Path, plain: str, known: _KnownFile) -> _WrittenFile:
+    """Write the values of `plain` to a job file atomically, and back it up first if necessary."""
     long_path(path.parent).mkdir(parents=True, exist_ok=True)
-    backup = _back_up(path, own)
-    files.write_text(path, text)
-    return backup
-
-
-def _back_up(path: Path, own: str | None) -> Path | None:
     try:
         previous = read_bytes(path, "text")
     except FileNotFoundError:
+        previous = None
+    base, backup = known.base, None
+    if previous is not None and not (known.text and previous == known.text.encode()):
+        base = _editable(previous)
+    text = edit_job_text(base, plain) if base else None
+    if previous is not None and not _is_kept(previous, known, has_comments=text is not None):
+        backup = _back_up(path, previous)
+    files.write_text(path, text or plain)
+    return _WrittenFile(_KnownFile(plain, text or plain, base if text else plain), backup)
+
+
+def _editable(data: bytes) -> str | None:
+    """Return the text of a job file; None if it cannot be edited, or if its base link contains a password or token.
+
+    Comments may repeat such a secret, and would stay.
+    """
+    try:
+        text = data.decode()
+        model = value_at(parse_values(text, "job"), "base.model")
+        return text if not isinstance(model, str) or safe_link(model).text == model else None
+    except (JobError, ValueError):
         return None
-    if own is not None and previous == own.encode():
-        return None
+
+
+def _is_kept(previous: bytes, known: _KnownFile, *, has_comments: bool) -> bool:
+    """Return whether a file needs no backup: its values are known, and its comments stay or there are none."""
+    if known.plain is None or previous == known.plain.encode():
+        return known.plain is not None
+    try:
+        return has_comments and to_toml(parse_values(previous.decode(), "job")) == known.plain
+    except (JobError, ValueError):
+        return False
+
+
+def _back_up(path: Path, data: bytes) -> Path:
     names = (path.with_name(f"{stem}{path.suffix}") for stem in numbered(f"{path.stem}.before"))
     target = next(name for name in names if not long_path(name).exists())
-    files.write_bytes(target, previous)
+    files.write_bytes(target, data)
     return target
 
 

@@ -350,17 +350,20 @@ def _encode_list(last: Path | None, elsewhere: tuple[Path, ...], agreed: tuple[P
     return json.dumps(content, indent=1) + "\n"
 
 
-def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
+def write_new(folder: Path, values: Mapping[str, Any], template: str | None = None) -> Path:
     """Write a new job in `folder` and return its file; callable on any thread. Raises JobError.
 
-    The job gets a new folder, because an existing one may contain runs of an earlier job.
+    The job gets a new folder, because an existing one may contain runs of an earlier job. Comments and layout are those
+    of `template`, the text of another job, if that can be edited.
     """
-    from app.core.jobs.job_file import to_toml
+    from app.core.jobs.job_file import edit_job_text, to_toml
 
+    plain = to_toml(values)
+    text = (edit_job_text(template, plain) if template else None) or plain
     for place in (folder.absolute() / each for each in numbered(safe_name(str(values.get("name") or "job"), "job"))):
         try:
             long_path(place).mkdir(parents=True)
-            files.write_text(place / FILE_NAME, to_toml(values))
+            files.write_text(place / FILE_NAME, text)
         except FileExistsError:
             continue
         except OSError as error:
@@ -376,15 +379,23 @@ def _free_name(folder: Path, name: str, taken: set[str]) -> str:
 
 def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: set[str]) -> Path:
     """Copy a job file, or rather `values` if given, to a new job in `folder` and return the new file."""
-    from app.core.jobs.job_file import drop, read_values, with_absolute_paths
+    from app.core.jobs.job_file import drop, parse_values, with_absolute_paths
+    from trainer.config.load import read_job_text
 
-    copied = with_absolute_paths(read_values(path) if values is None else values, path.parent)
+    template: str | None = None
+    if values is None:
+        template = read_job_text(path)
+        values = parse_values(template, path.name)
+    else:  # the open job needs its file only for the comments in it
+        with suppress(JobError):
+            template = read_job_text(path)
+    copied = with_absolute_paths(values, path.parent)
     if _is_frozen(path):
         for table in ("fit", "fallbacks", "output.runs"):
             drop(copied, table)
     name = str(copied.get("name") or path.parent.name)
     copied["name"] = _free_name(folder, name, names | {name})
-    return write_new(folder, copied)
+    return write_new(folder, copied, template)
 
 
 def _rescue(folder: Path, name: str, values: Mapping[str, Any], source: Path, error: JobError) -> Path | None:

@@ -128,6 +128,16 @@ def test_the_list_of_jobs_elsewhere_outlives_the_session(desk, tasks, tmp_path, 
     assert "Could not read list.json" in Jobs(tasks, tmp_path / "jobs").notice
 
 
+def test_a_copy_of_a_job_keeps_the_comments_in_it(desk: Desk, jobs: Jobs, file: Path) -> None:
+    copied = BARE.replace("höhle", "höhle 2").replace("pictures of cats", (file.parent / "pictures of cats").as_posix())
+    assert done(desk, jobs.duplicate, file).read_text(encoding="utf-8") == copied
+    draft = done(desk, jobs.open, file)
+    draft.set("recipe.rank", 9)
+    desk.until(lambda: not draft.file.unsaved)
+    file.unlink()  # the open job can be copied without it
+    assert on_disk(done(desk, jobs.duplicate, file))["recipe"]["rank"] == 9
+
+
 def test_a_runs_frozen_job_is_copied_without_its_fit(desk, jobs, file):
     run = file.parent / "runs" / "a"
     run.mkdir(parents=True)
