@@ -274,6 +274,7 @@ class PresetDelegate(QStyledItemDelegate):
         if pixels is None:
             return None
         if (text, ratio) not in self._pixmaps:
+            # The shorter side fills the square and the rest is cropped; beyond 4:1 the image would waste memory.
             longest = max(pixels.width, pixels.height) / max(min(pixels.width, pixels.height), 1)
             self._pixmaps[text, ratio] = to_pixmap(pixels, round(_PICTURE * min(longest, 4.0)), ratio)
         return self._pixmaps[text, ratio]

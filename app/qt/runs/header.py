@@ -300,6 +300,7 @@ class RunHeader(QWidget):
         run = self._run
         if run is None or not run.alive:
             return None
+        # What the engine has confirmed comes first; a command that was only sent may still be withdrawn.
         request = next((entry.wish for entry in self._queue_entries if entry.state == "running" and entry.wish), None)
         name = self._orders.ending(run.directory) or request
         return run.summary.ending or (Ending(name, accepted=False) if name else None)

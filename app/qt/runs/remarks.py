@@ -100,7 +100,7 @@ class RemarkPanel(QScrollArea):
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
         """Update the height, because the text wraps differently at a new width."""
         super().resizeEvent(event)
-        if event.size().width() != event.oldSize().width():
+        if event.size().width() != event.oldSize().width():  # not the height, which this update may change itself
             self.updateGeometry()
 
     def sizeHint(self) -> QSize:  # noqa: N802
