@@ -49,7 +49,7 @@ _EDITS_PATIENCE = 10.0
 
 
 class Navigator:
-    """Events that request to show something, each with what to show."""
+    """Requests to show something on another page; the value of each event is the thing to show."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks

@@ -83,7 +83,8 @@ def runs(window: Window) -> QWidget:
 def notices(window: Window) -> QWidget:
     window.show_images()
     window.notices.show_notice(
-        "Could not read preferences.toml: it is not valid TOML. All preferences have their defaults.", "warning"
+        "Could not read preferences.toml: it is not valid TOML. All preferences were reset to their defaults.",
+        "warning",
     )
     window.report_crash("Traceback")
     return window

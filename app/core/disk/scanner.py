@@ -184,6 +184,7 @@ class FolderScanner:
         disconnected, so they stay listed.
         """
         self._remember(again, dropped)
+        # A lost dataset is listed completely: files may have changed while its drive was disconnected.
         try:
             self._walk(whole or self._lost, near)
         except OSError as fault:
@@ -208,6 +209,7 @@ class FolderScanner:
                     directory.listing.images.pop(name, None)
                 directory.listing.settled = False
         for directory in self._directories.values():
+            # A write soon after the last read may have kept the timestamp, so read these captions again.
             directory.unread |= directory.unsettled
             directory.unsettled = set()
 
@@ -226,6 +228,7 @@ class FolderScanner:
             visited.add(path)
             stack.extend(path / name for name in reversed(listing.inside))
             self._compare(path, listing)
+        # A directory that is gone is compared with an empty listing, which marks all of its images as missing.
         for path in self._directories.keys() - visited:
             self._compare(path, Listing())
 
@@ -255,12 +258,12 @@ class FolderScanner:
                 resting = time.monotonic() < directory.rests_until
                 if resting or not has_changed(path, directory.listing, names):
                     return directory.listing
-            began = time.thread_time()
+            began = time.thread_time()  # CPU time: waiting for a slow disk does not delay the window
             listing = list_directory(path, self._links, self._alive)
             took = time.thread_time() - began
         except FileNotFoundError:
             if path == self.root:
-                raise
+                raise  # the whole dataset cannot be reached: `scan` keeps its images listed
             return None
         except OSError as fault:
             if path == self.root:
@@ -290,7 +293,7 @@ class FolderScanner:
         """Report the changes of a directory, and collect the images to read."""
         directory = self._directory(path)
         known, directory.listing = directory.listing, now
-        if known is now:
+        if known is now:  # `_list` returned the previous listing, so nothing changed
             return
         new = [name for name in now.images if name not in known.images and name not in directory.missing]
         for batch in _batches(new):
@@ -343,7 +346,8 @@ class FolderScanner:
                 self._report(Gone(directory.folder, frozenset(gone)))
             directory.missing, directory.reported = fresh, set(fresh)
             self._report_orphans(directory)
-            self._report_facts(directory, {name: {"problem": f"{path / name} is no longer there."} for name in fresh})
+            self._report_facts(directory, {name: {"problem": f"{path / name} no longer exists."} for name in fresh})
+            # Forget a directory that is gone, once all of its images have been reported as gone.
             if not (directory.listing.identity or directory.listing.inside or fresh or directory.listing.images):
                 del self._directories[path]
 
@@ -377,7 +381,7 @@ class FolderScanner:
         directory.notes = notes
         others = directory.notes.changed_since(before, directory.listing.images.keys() - directory.unread)
         self._report_facts(directory, {name: note_values(directory.notes.of(name)) for name in others})
-        for path, other in self._directories.items():
+        for path, other in self._directories.items():  # subfolders inherit these facts
             if path.is_relative_to(directory.path):
                 self._report_marks(other)
 
@@ -397,6 +401,7 @@ class FolderScanner:
         for fault in faults:
             sentence = f"In {directory.path / METADATA_NAME}, {fault}."
             self._report(ScanProblem(DatasetError("metadata.damaged", sentence, "Fix that line.")))
+        # The root's metadata.jsonl can also contain captions of images in subfolders.
         for other in self._directories.values() if directory.path == self.root else (directory,):
             other.unread.update(other.listing.images)
 

@@ -80,7 +80,7 @@ def remove_tags(images: Iterable[CaptionSnapshot], tags: Iterable[str], lines: L
     gone = list(dict.fromkeys(tags))
 
     def rewrite(row: str) -> str:
-        for piece in reversed(find_tags(row)):
+        for piece in reversed(find_tags(row)):  # from the end, so that the earlier positions stay valid
             if piece.tag in gone:
                 row = remove_tag(row, piece)
         return row
@@ -192,6 +192,7 @@ def _edit(name: str, images: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, ma
             after = rewrite(before or "")
             if after != (before or "") or (makes and before is None):
                 changes.append(ValueChange(image.id, "caption", before, after))
+    # Replace only the last "{}": tags and patterns in the name may contain the same characters.
     count = f"{len(changes):,} caption" + "s" * (len(changes) != 1)
     return Edit(count.join(name.rsplit("{}", 1)), tuple(changes))
 
@@ -204,6 +205,7 @@ def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
     def whole(text: str) -> str:
         rows = text.splitlines(keepends=True) or [text]
         bare = [row.rstrip("\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029") for row in rows]
+        # The original line breaks are put back, so that only the edited tags change in the file.
         # An empty line is not a variant, unless it is the whole caption.
         return "".join(
             (rewrite(row) if row.strip() or len(rows) == 1 else row) + whole[len(row) :]
@@ -251,6 +253,7 @@ def _placing(
         counts = Counter(tag for image in images for tag in split_tags(image.caption, lines))
         ranks = {tag: -count for tag, count in counts.items()}
     elif not isinstance(order, str):
+        # Negative ranks, so that all other tags, which have rank 0, come last.
         ranks = {tag: number - len(order) for number, tag in enumerate(order)}
     return lambda tag: (ranks.get(tag, 0), tag.casefold(), tag)
 
@@ -263,8 +266,9 @@ def _substitution(find: str, replacement: str, *, pattern: bool, capitals: bool)
         compiled = regex.compile(find if pattern else regex.escape(find), flags)
     except regex.error as fault:
         sentence = f"Could not read the pattern: {fault.msg}, at character {(fault.pos or 0) + 1}."
-        raise PatternError("bulk.pattern", sentence, "Fix it there.", fault.pos or 0) from fault
+        raise PatternError("bulk.pattern", sentence, "Correct the pattern at that position.", fault.pos or 0) from fault
     template = replacement if pattern else replacement.replace("\\", "\\\\")
+    # Without a limit for all captions, a slow pattern could occupy the worker for a day if there are 100,000.
     deadline = time.monotonic() + PATIENCE_IN_ALL
 
     def rewrite(text: str) -> str:

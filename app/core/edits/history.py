@@ -158,6 +158,7 @@ class History:
         for conflict, value in choices:
             if not (self._shows(conflict) and self._saver.is_open(conflict)):
                 continue
+            # The step goes from the value not chosen to the chosen one, so that undo restores the other value.
             before = conflict.mine if value == conflict.theirs else conflict.theirs
             image, folder = self._library.at(conflict.path), self._library.folder_at(conflict.path)
             if value == conflict.theirs:
@@ -218,7 +219,7 @@ class History:
         self.finish()
         step = None
         while step is None and len(taken) > above:
-            step = taken.pop()
+            step = taken.pop()  # a step that would change nothing is dropped, and the next one is tried
             if self._has_not_begun(step, taken):  # the two cancel out, so nothing has to be written
                 self._queued.pop()
                 onto.append(step)
@@ -239,7 +240,7 @@ class History:
         if not self._running_action and isinstance(step, Edit) and not self._can_go_back(step):
             return False
         onto.append(step)
-        if self._running_action:
+        if self._running_action:  # its worker is writing files; edits must not overtake it
             self._queued.append((step, onto))
         else:
             self._begin(step, onto)
@@ -294,7 +295,8 @@ class History:
         requests: list[SaveRequest] = []
         for batch in _batches(edit.changes, back):
             if made:
-                yield
+                yield  # lets the window handle events; the generator resumes in `_continue` or `finish`
+            # The library may have changed during the pause, so check each batch only when it is applied.
             part = [change for change in batch if self._holds(change)]
             requests += self._write_journal(title, [self._request(change) for change in part])
             self._library.apply(part)
@@ -305,6 +307,7 @@ class History:
         self._library.apply_to_folders(folders)
         whole = Edit(edit.name, tuple(made), folders)
         if whole:
+            # Until this line is written, recovery ignores the edit; files must not be written before that.
             self._journal.end()
             self._saver.take(requests, typing=typing)
             remember(whole)

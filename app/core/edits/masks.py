@@ -92,6 +92,8 @@ class Mask:
         soft = max(radius * (1.0 - hardness), 0.5)
         cover = np.clip((radius - reach) / soft, 0.0, 1.0, dtype=np.float32)
         part = np.s_[box.top : box.bottom, box.left : box.right]
+        # Blend the pixels from before the stroke with its maximum coverage: blending each segment onto the last one
+        # would paint the overlaps twice, and show as beads along a soft stroke.
         np.maximum(self._cover[part], cover, out=self._cover[part])
         base = self._base[part].astype(np.float32)
         self.pixels[part] = np.rint(base + (value - base) * self._cover[part]).astype(np.uint8)
@@ -208,7 +210,7 @@ def _whole_spans(
     """Return a boolean row that is True in those `spans` that contain at least one seed."""
     filled = np.zeros_like(seeds)
     if seeds.any():
-        sums = np.concatenate(([0], np.cumsum(seeds)))
+        sums = np.concatenate(([0], np.cumsum(seeds)))  # makes the number of seeds in each run a subtraction
         starts, ends = spans
         for start, end in zip(starts, ends, strict=True):
             if sums[end] > sums[start]:
@@ -237,6 +239,7 @@ def _joined(first: Box, second: Box) -> Box:
 
 
 def _packed(pixels: Gray, box: Box) -> bytes:
+    # Level 1: a higher level costs time at the end of each stroke, and masks are mostly flat areas anyway.
     return zlib.compress(np.ascontiguousarray(pixels[box.top : box.bottom, box.left : box.right]).tobytes(), 1)
 
 

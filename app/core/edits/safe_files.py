@@ -225,7 +225,7 @@ def _read_back(file: str, data: bytes, number: int) -> None:
         ours = False
     if not ours:
         raise ChangedMeanwhileError(file)
-    raise OSError(errno.EIO, "it does not read back as it was written", file)
+    raise OSError(errno.EIO, "the data read back differs from the data written", file)
 
 
 def _exchange(temporary: str, target: str, seen: FileSeen, data: bytes) -> None:

@@ -101,9 +101,10 @@ class _UnsavedValue:
                 return True
             self.request, self.due, self.state, self.outcome = later, due, "waiting", None
         elif later is None or self.request.leads_to(later):
+            # A failed write may still have reached the disk, so the combined request may replace its value too.
             self.request = self.request.followed_by(later) if later else self.request
             self.due, self.state, self.outcome = due, outcome.kind, outcome
-        else:
+        else:  # the user has since edited the value on disk, which supersedes the failed request
             self.request, self.due, self.state, self.outcome = later, due, "waiting", None
         return False
 
@@ -121,12 +122,12 @@ class _Arrived:
 
     @cached_property
     def first(self) -> int:
-        """Return the lowest edit number among them."""
+        """Return the lowest edit number among these requests."""
         return min((request.number for request in self.requests), default=0)
 
     @cached_property
     def latest(self) -> int:
-        """Return the highest edit number among them."""
+        """Return the highest edit number among these requests."""
         return max((request.number for request in self.requests), default=0)
 
     @cached_property
@@ -228,7 +229,7 @@ class Saver:
         return self._path_in_dataset[folder]
 
     def _newest(self, key: Key) -> SaveRequest | None:
-        for arrived in reversed(self._inbox):
+        for arrived in reversed(self._inbox):  # the inbox is newer than all entries
             if found := arrived.by_key.get(key):
                 return found
         entry = self._entries.get(key)
@@ -266,6 +267,7 @@ class Saver:
             return
         with self._changed:
             latest = max((self._taken, *(arrived.latest for arrived in self._inbox)))
+            # The wait has a timeout, because a disk that does not respond never notifies.
             while self._thread.is_alive() and self._has_pending(latest):
                 if self._is_writing() and time.monotonic() > self._last_finished + patience:
                     return
@@ -322,7 +324,7 @@ class Saver:
             self._closing = True
             self._changed.notify_all()
             self._abandoned = self._is_writing()
-        if self._thread and not self._abandoned:
+        if self._thread and not self._abandoned:  # a write to a disk that does not respond may never return
             self._thread.join()
         with self._changed:
             self._absorb(None)
@@ -341,6 +343,7 @@ class Saver:
             return False
         outcomes: list[Outcome] = []
         if batch:
+            # Otherwise, a power failure could leave a written file whose edit the journal does not contain.
             self._journal.sync()
             outcomes = self._write(batch)
             with self._changed:
@@ -545,6 +548,6 @@ def _no_journal(fault: OSError) -> DatasetError:
     reason = refusal(fault, place)
     return DatasetError(
         "save.no_journal",
-        f"{reason.sentence} Changes still go to their files, but a crash could lose the latest ones.",
+        f"{reason.sentence} Your changes are still written to their files, but a crash could lose the latest ones.",
         reason.remedy,
     )

@@ -195,7 +195,7 @@ class Outcome:
     request: SaveRequest
     kind: Literal["saved", "conflict", "refused"]
     found: Value = None
-    """Value on disk now. If the request was "saved" but this value differs, the library must be updated."""
+    """Value on disk now. If the request was "saved" but this is not its value, the library must be updated."""
     error: DatasetError | None = None
     notice: str | None = None
     """Code of a notice to show once: notice.converted or notice.beside_list."""
@@ -252,6 +252,7 @@ class Writer:
                 yield judged
             else:
                 plans.append(judged)
+        # All old contents are backed up in one transaction, before the first file is overwritten.
         try:
             self._backups.keep(root, self._unknown(root, plans))
         except OSError as fault:
@@ -360,7 +361,7 @@ class Writer:
                     outcomes.append(Outcome(request, "conflict" if verdict == "conflict" else "saved", there))
             if due:
                 self._replace_notes(root, found, found.with_values(due))
-        except ChangedMeanwhileError:
+        except ChangedMeanwhileError:  # start over with the new contents, so that their other values are kept
             yield from self._write_notes(root, folder, requests)
             return
         except DatasetError as error:
@@ -388,6 +389,7 @@ def _judge(desired: Value, bases: Sequence[Value], found: Value) -> _Verdict:
     """Return how to save `desired` if `found` is on disk: only values in `bases` may be overwritten."""
     if found == desired:
         return "there"
+    # Here a missing caption and an empty one count as equal, because training treats them alike.
     if found in bases or (found in _NO_TEXT and any(base in _NO_TEXT for base in bases)):
         return "write"
     return "theirs" if desired in bases[:1] else "conflict"

@@ -88,7 +88,7 @@ class HealthFinding:
     """Ids of the affected images. This set follows the library; do not modify it."""
     fix_title: str = ""
     fix: Callable[[], Edit] | None = None
-    """Builds the edit that fixes it. May take a second, so call it on a worker."""
+    """Function that returns the edit that fixes the finding. It may take a second, so call it on a worker."""
     action: Action | None = None
     path_tooltip: str = ""
     """Full path of the only affected image, or the full paths of the orphan files, one per line."""

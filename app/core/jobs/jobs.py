@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imports pydantic and the schema, which would delay the wind
 
 _Result = TypeVar("_Result")
 OnError = Callable[[ImpastoError], None]
-"""Called with the reason when an action fails; nothing has changed then."""
+"""Callback for the error if an action fails; in that case, nothing has changed."""
 
 FILE_NAME = "job.toml"
 _RUN_FILES = ("dataset.jsonl", "run.json", "events.jsonl")

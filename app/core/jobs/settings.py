@@ -47,7 +47,7 @@ class Setting:
     """Default value; None if absent or required."""
     doc: str
     parts: tuple[Any, ...]
-    """Allowed types and literals: bool, int, float, str, single values, or (list, *parts of its items)."""
+    """Allowed types and values: bool, int, float or str, a literal value, or a tuple (list, *parts of its items)."""
     label: str = ""
     """Label set by the schema; empty if derived from the key."""
 
@@ -58,12 +58,12 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """Return its label, such as "Learning rate"."""
+        """Return the setting's label, such as "Learning rate"."""
         return self.label or title_of(self.key)
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """Return all allowed values; empty if there are numbers, texts or lists among them."""
+        """Return all allowed values; empty if any number, text or list is allowed."""
         if any(part in (int, float, str) or isinstance(part, tuple) for part in self.parts):
             return ()
         return tuple(value for part in self.parts for value in ((True, False) if part is bool else (part,)))

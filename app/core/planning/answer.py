@@ -27,10 +27,11 @@ _CHOICES_TO_MAKE: Mapping[str, tuple[str, str]] = {
     "dataset": ("dataset.folders", _ADD_IMAGES),
     "dataset.folders": ("dataset.folders", _ADD_IMAGES),
 }
-"""Setting and request for keys that are empty in a new job; the window asks for them without an error."""
+"""For keys that are empty in a new job: the setting, and the request that the window shows instead of an error."""
 _NOT_DOWNLOADED = QT_TRANSLATE_NOOP(
     "Preflight",
-    "The base is known once it is downloaded. Until then, choose a recipe for its family to see what it needs.",
+    "The base's family is unknown until the base is downloaded. "
+    "Until then, choose a recipe for its family to get a forecast.",
 )
 _CHOOSE_ANOTHER = QT_TRANSLATE_NOOP("Preflight", "Choose another base.")
 _IN_THE_APP: Mapping[str, tuple[str, str]] = {
@@ -44,7 +45,7 @@ _IN_THE_APP: Mapping[str, tuple[str, str]] = {
     "job.toml": ("", _FIX_FIRST),
     "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or create a new one.")),
 }
-"""Setting and remedy to show in the window, by code, for errors whose own remedy mentions commands and keys."""
+"""By error code: the setting and the remedy that replace the engine's remedy, which mentions commands and keys."""
 _UNUSUAL = QT_TRANSLATE_NOOP("Preflight", "Unusual value; please check.")
 
 
@@ -88,7 +89,7 @@ class AnsweredPlan:
         return self.forecast.decisive
 
     def reserved(self, reserved: int) -> int:
-        """Return the bytes reserved on the GPU; a run that fits stays within the budget by freeing cached blocks."""
+        """Return `reserved`, limited to the budget if the run fits: it frees cached blocks to stay within it."""
         return min(reserved, self.forecast.budget) if self.forecast.fits else reserved
 
     @property

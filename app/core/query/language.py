@@ -46,7 +46,7 @@ _RATIO = re.compile(rf"({_NUMBER}):({_NUMBER})")
 _ESCAPE = re.compile(r'\\(["\\])')
 _BARE_ESCAPE = re.compile(r'\\(["\\ ])')
 _MAX_DEPTH = 50
-_LONE_MINUS = 'Write a condition right after it, or put "-" in quotes to search for the character.'
+_LONE_MINUS = 'Write one right after it, or put "-" in quotes to search for the character.'
 _YES = {"": True, "yes": True, "no": False}
 
 
@@ -175,7 +175,9 @@ def tokenize(text: str) -> tuple[list[Token], list[QueryProblem]]:
             tokens.append(_word(text, position, faults))
             position = tokens[-1].end
             if text[tokens[-1].start : position] == "-":
-                faults.append(QueryProblem("This minus excludes nothing.", _LONE_MINUS, position - 1, position))
+                faults.append(
+                    QueryProblem("There is no condition after this minus sign.", _LONE_MINUS, position - 1, position)
+                )
     return tokens, faults
 
 

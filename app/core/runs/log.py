@@ -38,7 +38,7 @@ class LogChunk:
 
     @property
     def more(self) -> bool:
-        """Return whether a full chunk or more follows; less may be only an unfinished line."""
+        """Return whether at least one full chunk follows; a smaller rest may be only an unfinished line."""
         return self.size - self.end >= CHUNK_BYTES
 
 

@@ -140,6 +140,7 @@ class RunWatcher:
     def goes_on(self) -> Continuing | None:
         """Return what continues after the app closes, or None."""
         is_queue_active, entries = self._is_queue_active, self._queue.entries
+        # Runs of an earlier session count only once they have been seen alive: they may have ended since.
         if self._alive - self._earlier or (is_queue_active and any(entry.state == "running" for entry in entries)):
             return "training"
         return "queue" if is_queue_active else None
@@ -164,7 +165,7 @@ class RunWatcher:
 
     def _on_runs_changed(self) -> None:
         """Update the live runs, and inspect those that are no longer alive."""
-        if not self._runs.looked:
+        if not self._runs.looked:  # an unread list is empty: all runs of the last session would seem to have ended
             return
         living = [summary for summary in self._runs.all if summary.state in LIVE]
         listed = {summary.path for summary in living}
@@ -187,12 +188,13 @@ class RunWatcher:
         self._pending = {entry.id for entry in entries if entry.state in ("waiting", "running")}
         runs = {entry.run for entry in over if entry.run is not None}
         earlier, self._queue_seen = not self._queue_seen, True
+        # Entries that are already over at the first reading ended while the app was closed.
         self._earlier |= runs if earlier else set()
         for entry in over:
             if entry.run is None and entry.job is not None and entry.id not in self.awaited:
                 failed = RunSummary(entry.job, entry.name, "failed")
                 self.ended.emit(Ended(failed, entry.problem, entry.job, earlier))
-        self._alive |= runs
+        self._alive |= runs  # counts them as alive, so that `look` reports their end with the reason
         self._changed()
         if runs:
             self.look()
@@ -211,6 +213,7 @@ class RunWatcher:
                         continue  # its entry will report the reason
                     one = replace(one, why=self._queue.failure_of(one.summary))
                 self._alive.remove(path)
+                # A resumed run may end again; the start time of its attempt ensures that each end is reported once.
                 if (one.summary.state in _REPORTED or one.why) and self._notified.get(path) != one.summary.started:
                     self._notified[path] = one.summary.started
                     self.ended.emit(replace(one, earlier=path in self._earlier))
@@ -230,7 +233,7 @@ class RunWatcher:
 
 
 def _seen(path: Path) -> Ended:
-    """Return the summary of a run, with the error if it failed or paused. Call it on a worker."""
+    """Return the summary of an ended run, with the error that made it fail or pause. Call it on a worker."""
     summary = summarize(path)
     return Ended(summary, _why(RunDirectory(path)) if summary.state in ("failed", "paused") else "")
 

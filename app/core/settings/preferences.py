@@ -102,7 +102,7 @@ class NotificationPreferences(PreferenceGroup):
     sound: bool = choice(
         True,
         QT_TRANSLATE_NOOP("Preferences", "Play a sound when a run ends"),
-        QT_TRANSLATE_NOOP("Preferences", "The system sound; also when a run fails."),
+        QT_TRANSLATE_NOOP("Preferences", "Plays the system sound, also when a run fails."),
     )
 
 
@@ -148,7 +148,7 @@ class Settings:
         self.change(self.preferences.model_copy(update={"judging": judging}))
 
     def _read(self) -> Preferences:
-        lost = "All preferences have their defaults."
+        lost = "All preferences were reset to their defaults."
         return self.file.load(_preferences, Preferences(), lost, to_toml, lambda path: read_toml(path, "settings"))
 
 

@@ -147,7 +147,7 @@ def test_a_base_of_the_hub_is_foreseen_as_the_family_of_the_recipe(qtbot, panel,
     qtbot.waitUntil(lambda: panel.forecaster.state == "failed")
     (check,) = (check for check in panel.checks.checks if check.severity != "error")  # the pictures are not there
     assert (check.severity, check.key) == ("warning", "base.family")
-    assert check.remedy.startswith("The base is known once it is downloaded.")
+    assert check.remedy.startswith("The base's family is unknown until the base is downloaded.")
     assert not panel.headline.isVisible(), "no empty line above it"
     draft.set("preset", "sd15/style")
     qtbot.waitUntil(lambda: panel.forecaster.state == "done")

@@ -154,7 +154,7 @@ def test_a_removed_picture_is_called_missing_first_and_keeps_its_id_if_it_comes_
     data = (tmp_path / "1.png").read_bytes()
     (tmp_path / "1.png").unlink()
     opened.look()
-    assert "no longer there" in str(opened["1.png"].problem)
+    assert "no longer exists" in str(opened["1.png"].problem)
     (tmp_path / "1.png").write_bytes(data)
     opened.look()
     assert (opened["1.png"].problem, opened["1.png"].width) == (None, 40)
