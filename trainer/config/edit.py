@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tomlkit.items import Item
 
 LONGEST = 32 * 1024
-"""Longest text that is edited, in characters: about ten times a typical job; the worst takes about a second."""
+"""Longest text that is edited, in characters: twice a job of `trainer new`; the worst takes about a second."""
 _MOST_DOTS = 2_000  # in keys and numbers; tomlkit copies the tables of each dotted key several times
 _MOST_COMPARISONS = 10_000  # of list items with each other: about 10 ms
 _MISSING = object()
@@ -456,7 +456,7 @@ class _Edit:
 
 
 def _end_line(lines: Sequence[_Line], newline: str) -> None:
-    """Add the line break that the last line of a text may lack."""
+    """End the last line of a text with a line break if it has none."""
     if lines and not lines[-1].end.endswith("\n"):
         lines[-1].end += newline
 

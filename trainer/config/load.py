@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainer.config.credentials import protect, safe_link
+from trainer.config.edit import edit_toml
 from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import make_absolute
 from trainer.config.problems import faults_sentence, problems
@@ -168,7 +168,7 @@ def secure_job_file(path: Path) -> str | None:
         return None
     safe, message = protect(model)
     rewritten = _without_secrets(text, model, safe)
-    if _base_of(rewritten) != safe:  # such as escapes in an inline table
+    if _base_of(rewritten) != safe:  # such as escapes in a file that is too long to edit
         sentence = f"Could not remove the password or token from the link in {path}: its notation is not supported."
         raise JobError("job.secret", sentence, "Replace it with ${NAME} yourself and set that variable.")
     try:
@@ -208,8 +208,10 @@ def _without_secrets(text: str, model: str, safe: str) -> str:
         if len(secret) >= _SHORTEST_SECRET:
             rewritten = rewritten.replace(secret, f"${{{name}}}")
     if _base_of(rewritten) != safe:  # written with escapes
-        line = re.compile(r"(?m)^(\s*(?:base\s*\.\s*)?model\s*=\s*).*$")
-        rewritten = line.sub(lambda match: match[1] + json.dumps(safe), rewritten)
+        with suppress(JobError):
+            values = parse_toml(rewritten, "job", JOB_FILE)
+            values["base"]["model"] = safe
+            rewritten = edit_toml(rewritten, values) or rewritten
     return rewritten
 
 

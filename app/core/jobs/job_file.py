@@ -163,7 +163,7 @@ class JobFile:
     """Writes a job file on a worker, one write at a time. Use it only from the thread of `tasks`.
 
     Invalid values are written too: the form shows them when the job is opened again, and the trainer reports the same
-    problems as the form. The text of the file is edited, so that comments and layout stay; taking a change back
+    problems as the form. The text of the file is edited, so that comments and layout stay; undoing a change
     restores it exactly. Before a write that would lose comments, or values that another program wrote, the file is
     backed up next to it.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import keyring
@@ -13,6 +14,7 @@ from keyring.backend import KeyringBackend
 from trainer.cli.common import checked
 from trainer.config.base import BaseConfig
 from trainer.config.credentials import address_of, base_name, protect, safe_link, without_secrets
+from trainer.config.edit import LONGEST
 from trainer.config.load import load_job, parse_job, secure_job_file
 from trainer.errors import BaseModelError, JobError
 
@@ -197,7 +199,13 @@ def test_a_job_with_a_token_is_rewritten_when_it_is_read(line: str, tmp_path: Pa
 
 def test_a_token_that_cannot_be_taken_out_of_a_job_is_not_called_removed(tmp_path: Path, system_keyring) -> None:
     path = tmp_path / "job.toml"
-    text = 'base = { model = "https://\\u0061nna:sEcReT@h.org/m.safetensors" }\n'
+    text = 'base = { model = "https://\\u0061nna:sEcReT@h.org/m.safetensors" } # mine\n'
+    path.write_text(text, encoding="utf-8")
+    secure_job_file(path)
+    written = path.read_text(encoding="utf-8")
+    assert re.fullmatch(r'base = { model = "https://[^"]*@h.org/m.safetensors" } # mine\n', written)
+    assert "sEcReT" not in written and "nna" not in written
+    text += "#" * LONGEST  # too long to edit
     path.write_text(text, encoding="utf-8")
     with pytest.raises(JobError, match="Could not remove") as refused:
         secure_job_file(path)

@@ -70,7 +70,7 @@ def test_only_the_changed_line_changes_and_undo_restores_every_byte(
 
 
 def test_every_save_of_a_session_starts_from_the_text_that_was_opened(draft: Draft, desk: Desk) -> None:
-    """Typing does not wear the layout out: a removed comment returns with its key."""
+    """Repeated saves do not change the layout, and a removed comment returns with its key."""
     for value in (9, None, 10, None, 11):
         draft.set("recipe.rank", value)
         text_of(draft, desk)
