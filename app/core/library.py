@@ -43,6 +43,7 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
 def _sortable(number: re.Match[str]) -> str:
     """Return a run of digits prefixed with its length; the length is digits too, so numbers sort before letters."""
     digits = number[0].lstrip("0")
+    # The length is written as 9s and a remainder, so that a number of ten digits sorts after one of nine.
     nines, rest = divmod(len(digits), 9)
     return "9" * nines + str(rest) + digits
 
@@ -178,7 +179,7 @@ class Library:
         folder = self._folder_by_path.get(path.parent)
         entries = self._images_by_folder[folder] if folder else []
         key = natural_key(path.name)
-        position = bisect_left(entries, (key, 0))
+        position = bisect_left(entries, (key, 0))  # ids start at 1, so this is the entry with the key itself
         return self._images[entries[position][1]] if position < len(entries) and entries[position][0] == key else None
 
     def folder_at(self, path: Path) -> Folder | None:
@@ -258,6 +259,7 @@ class Library:
         if entries is None:
             entries = self._images_by_folder[folder] = []
             self._folder_by_path[folder.path] = folder
+            # The length breaks ties, because `Folder` objects cannot be compared.
             insort(self._folders, (self._folder_key(folder), len(self._folders), folder))
         if entries and (key, number) < entries[-1]:
             insort(entries, (key, number))
@@ -276,5 +278,6 @@ class Library:
         images = {
             number: self._images[number] for *_, folder in self._folders for _, number in self._images_by_folder[folder]
         }
+        # In place, because other objects hold the live view that `images` returns.
         self._images.clear()
         self._images.update(images)

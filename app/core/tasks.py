@@ -206,6 +206,7 @@ class Tasks:
                 job.future.cancel()
             self._waiting.clear()
             self._change.notify_all()
+            # Work to keep, such as a write, has no time limit; anything else may hang on a disk and is abandoned.
             self._change.wait_for(lambda: not any(job.kept for job, _ in self._running.values()))
             self._change.wait_for(lambda: not self._running, _CLOSE_SECONDS)
             ending = [thread for thread in self._all_threads if thread not in self._running]
@@ -266,6 +267,7 @@ class Tasks:
                         if self._waiting:
                             self._ensure_worker()
                         return job
+                # Stuck workers do not count: each was replaced, and one of the two ends when the disk responds.
                 if self._thread_count > self._wanted + self._stuck_count():
                     break
                 self._idle_count += 1

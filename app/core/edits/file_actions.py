@@ -109,9 +109,8 @@ def _facts(root: Path, images: Sequence[LibraryImage]) -> dict[int, dict[str, An
 
 
 def _changed(left: Sequence[Path]) -> DatasetError:
-    names = first_names(left)
     return DatasetError(
         "undo.changed",
-        f"{len(left)} of the files were changed by another program and were left alone: {names}.",
-        "Check them: nothing was overwritten, and their earlier versions are kept as backups.",
+        f"Could not change all files: another program has changed {first_names(left)}.",
+        "Check these files: nothing was overwritten, and their earlier versions are kept as backups.",
     )

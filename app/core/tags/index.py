@@ -168,7 +168,7 @@ class TagIndex:
         if self._sorted is None:
             self._sorted = sorted((self._texts[number], tag) for tag, number in self._number_by_tag.items())
         start = bisect_left(self._sorted, (part,))
-        end = bisect_left(self._sorted, (part + chr(sys.maxunicode),))
+        end = bisect_left(self._sorted, (part + chr(sys.maxunicode),))  # after all texts that start with `part`
         return [tag for _, tag in islice(self._sorted, start, end)]
 
     def _union(self, tags: Iterable[str]) -> set[int]:
@@ -182,6 +182,7 @@ class TagIndex:
         ids = altered.added
         if not _CAPTION_FIELDS.isdisjoint(altered.what):
             ids = ids | altered.altered
+        # A few captions, as after a keystroke, are read at once, which keeps the tag panel in step with typing.
         if self._reading is None or (len(ids) <= _SLICE and not self._pending):
             self._read(ids)
         else:

@@ -370,7 +370,7 @@ def test_originals_are_restored_by_picture_and_all(window, editor, session, fold
     (folder / "d.txt").write_text("another program's", encoding="utf-8")
     window.undo()
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-    assert "another program and were left alone: d.txt" in window.notices.sentences()[-1]
+    assert "another program has changed d.txt" in window.notices.sentences()[-1]
     assert session.history.undo_name == "Restore 1 original caption"
     window.undo()
     qtbot.waitUntil(lambda: captions(session)["b"] == "new b")
