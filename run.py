@@ -210,7 +210,7 @@ def torch_arguments(system: str, gpu: Optional[Gpu], torch: str) -> List[str]:
     without = "set up without GPU support: run.py --cpu rebuild"
     capability = gpu.capability or (7, 5)  # drivers that do not report it are too old anyway
     if capability < (5, 0):
-        raise SetupError(f"the {gpu.name} is too old for every torch build", without.capitalize())
+        raise SetupError(f"the {gpu.name} is too old: no torch build supports it", without.capitalize())
     needed = 13 if capability >= (10, 0) else 12
     if gpu.cuda < (needed, 0):
         raise SetupError(
@@ -364,13 +364,13 @@ def move_old_environment() -> None:
     remedy = "Wait until it ends, or pause it with: run.py pause RUN; then try again"
     alive = [run.name for run in known_runs() if RunDirectory(run).is_alive()]
     if alive:
-        raise SetupError(f"a training run uses the environment ({', '.join(alive)})", remedy)
+        raise SetupError(f"a training run is using the environment ({', '.join(alive)})", remedy)
     shutil.rmtree(str(OLD_VENV), ignore_errors=True)
     try:
         VENV.rename(OLD_VENV)
     except PermissionError as error:  # Windows, while anything runs from it
         raise SetupError(
-            "a running program uses the environment", "Close Impasto, wait until its runs have ended, and try again"
+            "a running program is using the environment", "Close Impasto, wait until its runs have ended, and try again"
         ) from error
 
 
@@ -448,7 +448,7 @@ def pull() -> None:
     if git is None or not (ROOT / ".git").exists():
         say("This folder is not a git checkout: unpack a newer download into it, then update. Your files are kept.")
     elif ask([git, "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"]):
-        say("Files of Impasto were edited here, so nothing was fetched.")
+        say("Impasto's files were edited here, so nothing was fetched.")
     elif subprocess.call([git, "-C", str(ROOT), "pull", "--ff-only"]) != 0:
         say("Could not fetch a newer Impasto with git.")
     else:

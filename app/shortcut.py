@@ -31,7 +31,7 @@ def main() -> int:
     except ImpastoError as error:
         print(f"{error.sentence}\nWhat to do: {error.remedy}", file=sys.stderr)
         return error.exit_code
-    print(f"Added Impasto as {place}.")
+    print(f"Created {place}.")
     return 0
 
 
@@ -46,7 +46,7 @@ def menu_entry() -> str:
         raise ImpastoError(
             "shortcut.written",
             f"Could not write {target}: {error.strerror or error}.",
-            "Start Impasto with start.sh instead",
+            "Start Impasto with start.sh instead.",
         ) from error
     return f"an entry in your application menu ({target})"
 
@@ -89,7 +89,7 @@ def windows_shortcut() -> str:
         fault = str(error)
     if fault:
         raise ImpastoError(
-            "shortcut.made", f"Could not create the shortcut: {fault}", "Start Impasto with Start.bat instead"
+            "shortcut.made", f"Could not create the shortcut: {fault}", "Start Impasto with Start.bat instead."
         )
     return "a shortcut on your desktop"
 

@@ -98,7 +98,7 @@ def cublas_workspace(capability: tuple[int, int], *, deterministic: bool) -> str
 
 
 def gpu_with_uuid(uuid: str, found: list[Gpu]) -> Gpu | None:
-    """Return the driver's GPU with the `uuid` that PyTorch reports, which lacks the "GPU-" prefix.
+    """Return the driver's GPU with the `uuid` that PyTorch reports, which has no "GPU-" prefix.
 
     Returns None if the driver does not list it, as with a slice of a shared GPU or in a container that hides NVML.
     """

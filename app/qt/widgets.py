@@ -138,7 +138,7 @@ def icon_label(side: int) -> QToolButton:
 
 
 def center(owner: QWidget, *parts: QWidget | int) -> None:
-    """Lay out widgets in a column slightly above the middle; labels get the full width, others keep their own.
+    """Lay out widgets in a column slightly above the middle; labels get the full width, other widgets their own.
 
     A number adds extra space between two parts, in logical px.
     """
@@ -335,13 +335,13 @@ class FlowLayout(QLayout):
         return self._places(inner)[1] + around.top() + around.bottom()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size of a single row."""
+        """Return the size of all visible items in a single row."""
         sizes = [item.sizeHint() for item in self._shown()]
         width = sum(size.width() for size in sizes) + self.spacing() * max(0, len(sizes) - 1)
         return self._with_margins(QSize(width, max((size.height() for size in sizes), default=0)))
 
     def minimumSize(self) -> QSize:  # noqa: N802
-        """Return the size of the widest item alone."""
+        """Return the largest minimum width and height of any visible item."""
         sizes = [item.minimumSize() for item in self._shown()]
         width, height = (max((getattr(size, side)() for size in sizes), default=0) for side in ("width", "height"))
         return self._with_margins(QSize(width, height))

@@ -89,7 +89,7 @@ def test_torch_arguments(run, system, card, expected):
     [
         (((12, 0), (12, 8)), "it supports CUDA 12.8, not 13.0"),  # Blackwell
         (((8, 6), (11, 8)), "it supports CUDA 11.8, not 12.0"),
-        (((3, 5), (12, 0)), "too old for every torch build"),
+        (((3, 5), (12, 0)), "too old: no torch build supports it"),
     ],
 )
 def test_a_card_or_driver_that_no_build_serves_is_told_what_to_do(run, card, what):
@@ -183,7 +183,7 @@ def test_an_environment_that_a_run_needs_is_not_replaced(run, tmp_path, monkeypa
     monkeypatch.setattr(run, "OLD_VENV", tmp_path / ".venv-old")
     run.VENV.mkdir()
     with RunDirectory.create(tmp_path, "Blüten").hold():
-        with pytest.raises(run.SetupError, match="a training run uses the environment \\(Blüten\\)"):
+        with pytest.raises(run.SetupError, match="a training run is using the environment \\(Blüten\\)"):
             run.move_old_environment()
         assert run.VENV.exists()
     run.move_old_environment()
@@ -360,7 +360,7 @@ def test_update_fetches_with_git_and_keeps_what_is_the_users(set_up, tmp_path):
     sound = project.read_bytes()
     project.write_text("[project", encoding="utf-8")  # ends the second rebuild, which takes seconds, at its start
     refused = clone.start("--cpu", "update")
-    assert "Files of Impasto were edited here, so nothing was fetched." in refused.stdout
+    assert "Impasto's files were edited here, so nothing was fetched." in refused.stdout
     assert "pyproject.toml in this folder cannot be read" in refused.stdout
     project.write_bytes(sound)
     assert clone.start("doctor").stdout == "edited\n"

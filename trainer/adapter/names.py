@@ -76,7 +76,7 @@ def slots(
 
 
 def aliases(table: Sequence[Slot]) -> dict[str, Slot]:
-    """Return the layer for every flattened layer name that any program may use in a LoRA file.
+    """Map every flattened layer name that a program may use in a LoRA file to its layer.
 
     A flattened name has underscores instead of dots and no leading "lora_", so that `lora_unet_mid_block_...` and
     `unet.mid_block....` become the same. Covers diffusers and LDM block names, and text encoders with and without

@@ -104,7 +104,7 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
 def reshape_to_layer(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Reshape a matrix to fit its layer, because some programs write 1x1 convolutions as matrices, or vice versa.
 
-    Raises LoraFileError if more than dimensions of size 1 would have to change.
+    Raises LoraFileError if the shapes differ in anything but dimensions of size 1.
     """
     if [size for size in tensor.shape if size != 1] != [size for size in shape if size != 1]:
         raise LoraFileError(

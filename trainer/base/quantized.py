@@ -4,8 +4,8 @@ A weight W8 has one scale per row (outputs,): W = diag(scales / 127) W8, as bits
 each row of inputs or gradients is quantized by its largest magnitude; the integer sums are exact and only need scaling.
 This is LLM.int8 (Dettmers et al. 2022) without its special treatment of outliers (docs/decisions/0019).
 
-Eager PyTorch moves 9 bytes per value to quantize bf16 rows, and 10 per output value to scale the result. The operations
-used here move the fewest bytes; Triton kernels would need 3 and 6.
+The operations used here move the fewest bytes possible in eager PyTorch: 9 per value to quantize bf16 rows, and 10 per
+output value to scale the result. Triton kernels would need 3 and 6.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NEVER = Directions()
 
 
 def int8_directions(inputs: int, outputs: int, products: Sequence[Int8LayerConfig]) -> Directions:
-    """Return when a layer of this size uses int8 GEMMs, from the first entry in ``products`` that applies to it.
+    """Return the row limits for int8 GEMMs from the first entry in ``products`` that applies to this layer size.
 
     The result is NEVER if no entry applies or if int8 GEMMs do not support the size.
     """
@@ -125,10 +125,10 @@ Quantization = Literal["int8", "int8_products", "nf4"]
 class FrozenInt8Linear(Linear8bitLt):
     """Linear layer with int8 weights and one scale per row, dequantized to the input's dtype or used in int8 GEMMs.
 
-    On a GPU, bitsandbytes' own forward converts the inputs to fp16 and quantizes them to int8, and logs a line each
-    time: bf16 activations above 65504 become infinite, and the gradients do not match the outputs. Its function for
-    CPUs has neither problem, but saves every input in a way that gradient checkpointing cannot drop: 1.8 GiB for SDXL
-    at 1024 px.
+    bitsandbytes' own forward on a GPU converts the inputs to fp16, quantizes them to int8, and logs a line each time.
+    As a result, bf16 activations above 65504 become infinite, and the gradients do not match the outputs. Its function
+    for CPUs has neither problem, but saves every input in a way that gradient checkpointing cannot drop: 1.8 GiB for
+    SDXL at 1024 px.
     """
 
     directions = NEVER

@@ -122,7 +122,7 @@ def check_context(gpu: Gpu, context_bytes: int, desktop_bytes: int) -> DoctorChe
         return DoctorCheck("ok", sentence)
     usual = words.size(max(0, gpu.total_bytes - desktop_bytes - context_bytes))
     return DoctorCheck(
-        "doubtful", f"{sentence} ({usual} are usual)", "Close other programs that use it before training."
+        "doubtful", f"{sentence} (typically {usual})", "Close other programs that use it before training."
     )
 
 

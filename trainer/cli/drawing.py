@@ -128,7 +128,8 @@ def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:
     for file in loras:
         identity = identify_lora(file)
         if family and identity.family and identity.family != family:
-            sentence = f"Could not use {file}: it was made for {NAMES[identity.family]}, the base is {NAMES[family]}."
+            made_for = NAMES[identity.family]
+            sentence = f"Could not use {file}: it was made for {made_for}, but the base is {NAMES[family]}."
             raise LoraFileError("lora.family", sentence, "Choose a base and a LoRA of the same family.")
     if error := unwritable(out):
         sentence = f"Could not write images to {out}: {error.strerror or error}."

@@ -41,7 +41,9 @@ def add_commands(commands: Commands) -> None:
     new.add_argument("--images", required=True, type=Path, help="the folder with your images")
     new.add_argument("--trigger", help="the trigger word, which will evoke what the LoRA learned")
     new.add_argument("--recipe", metavar="PRESET", help="use the recipe of this preset; `presets list` lists them")
-    new.add_argument("--family", choices=("sd15", "sdxl"), help="the base's family, if it is not on this disk yet")
+    new.add_argument(
+        "--family", choices=("sd15", "sdxl"), help="the base's family; only needed if the base is not on this disk yet"
+    )
 
     train = add_command(commands, "train", "train the LoRA of a job; Ctrl-C pauses", run_train)
     train.add_argument("job", metavar="JOB", type=Path, help="the job.toml file")

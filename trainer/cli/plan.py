@@ -28,7 +28,7 @@ GC_THRESHOLD = 200_000
 
 def add_commands(commands: Commands) -> None:
     """Add the command to the parser."""
-    what = "forecast what fits on a GPU, how much memory and time it takes, and where the peak is"
+    what = "forecast what fits on a GPU, how much memory and time it takes, and where memory peaks"
     plan = add_command(commands, "plan", what, run_plan)
     plan.add_argument("job", metavar="JOB", nargs="?", type=Path, help="the job file, job.toml")
     plan.add_argument("--family", choices=("sd15", "sdxl"), help="without a job: the kind of base")

@@ -43,15 +43,15 @@ BITS: Mapping[str, str] = {
 REMARKS: Mapping[str, str] = {
     "search.incomplete": "There was no time to try every fit, so a better one may exist. Run again to search further.",
     "alternatives.incomplete": "Some alternatives are not computed yet; run again to see them.",
-    "fit.experiment": "{key} is experimental: the forecast leaves it out, so memory and time may differ.",
+    "fit.experiment": "{key} is experimental: the forecast ignores it, so memory and time may differ.",
     "base.assumed": "The base is not on this PC, so {family} as published is assumed.",
     "dataset.unreadable": "The images could not be read, so {images} square images are assumed.",
     "dataset.empty": "The dataset has no image to train on, so {images} square images are assumed.",
     "dataset.assumed": "Assumed: {images} square images and {prompts} preview prompts.",
-    "smaller.phase": 'No plan at this precision needs much less: "{phase}" takes {bytes} in each.',
+    "smaller.phase": 'No plan at this precision needs much less memory: "{phase}" takes {bytes} in each plan.',
     "smaller.none": "No plan needs much less memory.",
     "cache.shards": (
-        "The cache has space for {epochs} ({limit}). {encoded} are encoded between epochs too: {rounds}, {offloaded}."
+        "The cache has space for {epochs} ({limit}). {encoded} are also encoded between epochs: {rounds}, {offloaded}."
     ),
     "estimate.cpu": "This is an estimate, which may be off by {error}.",
     "estimate.int8_products": (
@@ -65,7 +65,7 @@ ADVICE: Mapping[AdviceCode, str] = {
     "free": "free {bytes}, or use a GPU with more memory",
     "larger_gpu": "use a GPU with more memory",
 }
-_LIMITS: Mapping[str, str] = {"disk": "fit.cache_gigabytes", "listing": "the most that is planned ahead"}
+_LIMITS: Mapping[str, str] = {"disk": "fit.cache_gigabytes", "listing": "the limit for planning ahead"}
 _LARGER_GPU = "use a GPU with more memory"
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -316,7 +316,7 @@ def suggestions(found: Iterable[Suggestion]) -> Iterator[str]:
     """Yield a table of changes that save memory, with the savings and cost of each."""
     rows = [_suggestion_row(suggestion) for suggestion in found]
     if rows:
-        yield from _aligned([("TO USE LESS", "SAVES", "COSTS"), *rows], "<><")
+        yield from _aligned([("TO USE LESS MEMORY", "SAVES", "COSTS"), *rows], "<><")
     else:
         yield "No single change is known to use less memory."
 

@@ -215,7 +215,7 @@ def _ask(request: str) -> str:
 
 
 def _agree(preset: Preset, ask: Callable[[str], str]) -> Preset | None:
-    """Return the preset to add, perhaps under another name; None if the user declines or it changes nothing.
+    """Return the preset to add, perhaps under another name; None if the user declines or nothing would change.
 
     Raises JobError if a built-in preset has this name.
     """

@@ -25,7 +25,7 @@ _EDITS: dict[str, tuple[str, Callable[[Queue, str], object]]] = {
     "remove": ("remove an entry; its run stays on disk", Queue.remove),
     "pause": ("pause a running or waiting entry; it keeps its place", Queue.pause),
     "stop": ("stop a running entry and save its current LoRA; a waiting entry is only marked as stopped", Queue.stop),
-    "withdraw": ("take back a pause or stop that the run has not read yet", Queue.withdraw),
+    "withdraw": ("withdraw a pause or stop that the run has not read yet", Queue.withdraw),
 }
 _WHOLE: dict[str, tuple[str, Callable[[Queue], object]]] = {
     "hold": ("start no new jobs until `queue resume`; running jobs continue", Queue.hold),

@@ -44,7 +44,7 @@ def add_commands(commands: Commands) -> None:
             ask.add_argument(
                 "--withdraw",
                 action="store_true",
-                help=f"take back a pending {name}: a run that has not read it yet continues",
+                help=f"withdraw a pending {name}: a run that has not read it yet continues",
             )
         ask.set_defaults(name=name, withdraw=False)
     watch = add_command(commands, "watch", "follow a run until it ends; Ctrl-C stops watching, not the run", run_watch)

@@ -91,7 +91,7 @@ def sentence(event: events.Event) -> str | None:
             return encoded(event)
         case events.Validation():
             where = "validation images" if event.held_out else "training images (no images held out, so no best step)"
-            return f"Step {event.step:,}: loss {_number(event.loss)} at fixed noise on {where}."
+            return f"Step {event.step:,}: loss {_number(event.loss)} with fixed noise on {where}."
         case events.Preview():
             return f"Step {event.step:,}: rendered {event.file} in {event.seconds:.1f} s."
         case events.Saved():

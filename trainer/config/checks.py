@@ -144,5 +144,5 @@ def doubtful(job: Job, *, zero_terminal_snr: bool) -> Iterator[tuple[str, str]]:
         yield (
             "recipe.objective.debiased_estimation",
             "this base has zero terminal SNR: pure noise would be weighted a thousand times as much as the cleanest "
-            "images, although it contains nothing of an image; min_snr_gamma gives it no weight",
+            "images, although it contains no trace of an image; min_snr_gamma gives it no weight",
         )

@@ -90,7 +90,7 @@ class FitConfig(Section):
     channels_last: bool = False
     """Experimental: use the channels-last memory format in the UNet if it is measured to be faster here."""
     fp16_accumulation: bool = Field(default=False, title="FP16 accumulation")
-    """Experimental: accumulate fp16 matrix products in fp16: faster on GeForce GPUs, less precise."""
+    """Experimental: accumulate fp16 matrix products in fp16; faster on GeForce GPUs, less precise."""
     deterministic: bool | None = None
     """Make results exactly repeatable on this machine, at some cost in speed; on the CPU they always are."""
     cache_gigabytes: float | None = Field(default=None, gt=0.0, title="Cache limit (GB)")

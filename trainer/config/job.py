@@ -142,11 +142,11 @@ class SavingConfig(Section):
     every_epochs: int | None = Field(default=None, ge=1, title="Save every N epochs")
     """Epochs between LoRA files (kohya: save_every_n_epochs)."""
     keep: int | None = Field(default=None, ge=1, title="Keep last N files")
-    """Newest LoRA files to keep during the run (kohya: save_last_n_steps); default: all."""
+    """Number of newest LoRA files to keep during the run (kohya: save_last_n_steps); default: all."""
     checkpoint_every: int | None = Field(default=None, ge=1, title="Checkpoint every N steps")
     """Steps between checkpoints to resume from (kohya: save_state); default: with each LoRA file, at most 500."""
     checkpoint_keep: int = Field(default=2, ge=1, le=1000, title="Keep last N checkpoints")
-    """Newest checkpoints to keep."""
+    """Number of newest checkpoints to keep."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error when LoRA files are saved both every N steps and every N epochs."""

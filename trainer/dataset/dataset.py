@@ -195,7 +195,7 @@ def _texts(image: ImageRecord, recipe: RecipeConfig) -> Iterator[str]:
 def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | Literal["auto"]) -> set[int]:
     """Return the indexes of training images to hold out for validation; `ids` are their content hashes.
 
-    "auto" holds out 5 % if there are at least 40 images, else none. Similar images (`alike`: groups of indexes) stay
+    "auto" holds out 5% if there are at least 40 images, else none. Similar images (`alike`: groups of indexes) stay
     together to prevent held-out images from resembling training images. Groups are taken in the order of their smallest
     hashes if they fit into the share. The choice thus depends only on contents, and a new image changes it little.
     """
@@ -325,7 +325,7 @@ def _buckets(images: Sequence[ImageRecord]) -> Iterator[str]:
     for image in images:
         width, height = image.region()[2:]
         by_bucket[image.bucket].append(crop_loss(width, height, image.bucket))
-    yield "Buckets (width×height: images, area cropped on average and at most):"
+    yield "Buckets (width×height: images, cropped area on average and at most):"
     for bucket, losses in sorted(by_bucket.items(), key=lambda item: (-len(item[1]), item[0])):
         mean = sum(losses) / len(losses)
         yield f"  {bucket[0]}×{bucket[1]}: {len(losses)}, {mean:.1%}, {max(losses):.1%}"

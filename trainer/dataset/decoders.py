@@ -168,12 +168,12 @@ class _Decoder:
             self.pipe.recv()
         except (EOFError, OSError) as fault:
             self.end()
-            raise _no_process("it ends immediately after starting") from fault
+            raise _no_process("it ended immediately after starting") from fault
         self._up = True
         return True
 
     def give(self, path: Path, max_megapixels: float) -> None:
-        """Send an image's path to the process."""
+        """Send an image's path to the process, which starts to inspect it."""
         self._send((path, max_megapixels))
         self.path = path  # set last: without a process no image is being decoded
 

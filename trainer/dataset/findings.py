@@ -73,7 +73,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "image.held_out_near": Rule(
         "warning",
-        "{images} for validation that nearly equal training images: the validation loss will look too good.",
+        "{images} for validation that are nearly identical to training images: the validation loss will look too good.",
         "Hold out other images, or let dataset.validation_share choose them.",
     ),
     "image.same_stem": Rule(

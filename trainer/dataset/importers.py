@@ -162,7 +162,7 @@ def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple
     """Return the captions in kohya's metadata by image, and the number of entries whose image is missing.
 
     The file is .json, with paths or stems as keys, or .jsonl. An image's caption and tags are joined with the
-    separator, as in sd-scripts. Raises OSError and ValueError.
+    separator, as in sd-scripts. Raises OSError if it is unreadable, and ValueError if it is invalid.
     """
     text = read_text(path, "notes")
     if path.suffix.lower() == ".jsonl":

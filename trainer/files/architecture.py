@@ -77,7 +77,7 @@ def check_configs(source: str, family: Family, configs: Mapping[str, Config], pu
         except ValidationError as error:
             sentence = f'Could not use the {part} config of "{source}": {plain_reason(error)}.'
             raise BaseModelError(
-                "base.broken_config", sentence, "Get the model again or from another source."
+                "base.broken_config", sentence, "Download the model again, or get it from another source."
             ) from error
     _check_unet(source, family, configs["unet"], published)
 

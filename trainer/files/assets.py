@@ -56,7 +56,7 @@ def bundled_configs(family: Family) -> dict[str, Config]:
 def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
     """Return the family and configs of a diffusers folder; raises BaseModelError for anything but SD 1.5 and SDXL.
 
-    If the folder has no VAE config or no scheduler config, the result lacks it too.
+    A VAE or scheduler config that the folder does not have is missing from the result too.
     """
     pipeline = str(_index(folder).get("_class_name", "pipeline"))
     if not (folder / "unet" / "config.json").is_file():
@@ -87,7 +87,9 @@ def embedded_configs(source: str, text: str) -> tuple[Family, dict[str, Config]]
             raise TypeError("a part is not a table")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         sentence = f'Could not read the configs inside "{source}" ({EMBEDDED}): {error}.'
-        raise BaseModelError("base.broken_config", sentence, "Get the file again or from another source.") from error
+        raise BaseModelError(
+            "base.broken_config", sentence, "Download the file again, or get it from another source."
+        ) from error
     check_configs(source, family, configs, bundled_configs(family)["unet"])
     return family, configs
 

@@ -219,7 +219,8 @@ def _by_custom(name: str) -> PredictionTarget:
     if hint := _HINT.search(name):
         evidence = f'Its name contains "{hint[0]}", but neither the file nor one next to it states what it predicts.'
         return PredictionTarget(None, None, (evidence,))
-    return PredictionTarget("epsilon", False, (f"It predicts {_NAMED['epsilon']}: the default, as nothing is stated.",))
+    evidence = f"It predicts {_NAMED['epsilon']}: the default, because no other prediction is stated."
+    return PredictionTarget("epsilon", False, (evidence,))
 
 
 def _yaml_statements(path: Path) -> Iterator[Statement]:
@@ -448,7 +449,7 @@ def lora_of_header(path: Path, header: Header) -> LoraIdentity:
 
 
 def _lora_family(found: Mapping[str, str], header: Header) -> Family | None:
-    """Return a LoRA's family by the width of adapted cross-attention layers, or else layer names; None if unclear."""
+    """Return a LoRA's family, based on the width of its cross-attention layers or else on names; None if unclear."""
     for layer, name in found.items():
         shape = header.tensors[name].shape
         if layer.endswith(("attn2_to_k", "attn2.to_k")) and len(shape) == 2 and shape[1] in _LORA_FAMILIES:
@@ -470,7 +471,7 @@ def _lora_sentences(
     made_for = f"for {NAMES[family]}" if family else "for an unknown base"
     counts = ", ".join(f"{count} layers of the {part}" for part, count in layers.items())
     ends = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
-    return (f"It is a {kind} {made_for}, of {ends}.", f"It adapts {counts}.")
+    return (f"It is a {kind} {made_for} with {ends}.", f"It adapts {counts}.")
 
 
 def _identify_folder(path: Path) -> BaseIdentity:
@@ -526,7 +527,7 @@ def joint_digest(parts: Iterable[PartFiles], hashes: Mapping[Path, str]) -> str:
 
 
 def known_hashes(parts: Iterable[PartFiles]) -> dict[Path, str] | None:
-    """Return the remembered SHA-256 of each of the parts' files; None if that of any file is unknown."""
+    """Return the remembered SHA-256 of each of the parts' files; None if any of them is unknown."""
     hashes = {path: remembered_sha256(path) for path in {path for part in parts for path in part.files}}
     known = {path: digest for path, digest in hashes.items() if digest is not None}
     return known if len(known) == len(hashes) else None

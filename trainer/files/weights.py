@@ -35,7 +35,7 @@ def weight_files(folder: Path, part: str) -> tuple[Path, ...]:
             if index.is_file():
                 return _pieces(index)
     if pickles := sorted(path.name for suffix in ("*.bin", "*.ckpt") for path in home.glob(suffix)):
-        sentence = f'"{home}" has its weights as a pickle ({pickles[0]}): loading it could run malicious code.'
+        sentence = f'"{home}" stores its weights as a pickle ({pickles[0]}): loading it could run malicious code.'
         raise BaseModelError("base.pickle", sentence, "Get the model as .safetensors.")
     sentence = f'"{home}" contains no weights (no .safetensors file).'
     raise BaseModelError("base.incomplete", sentence, "Download the whole model folder again.")

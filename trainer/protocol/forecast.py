@@ -15,7 +15,7 @@ SEARCHED_FIT_KEYS = ("quantize", "gradient_checkpointing", "micro_batch", "vae_t
 """Keys of a fit that the planner searches if the job does not set them."""
 ROUNDING: Mapping[str, str] = {"int8": "0.8%", "int8_products": "0.8%", "nf4": "9%"}
 """Mean relative error of a weight by quantization, measured on normally distributed weights with bitsandbytes 0.50;
-the rounding error of bf16 itself is 0.17 %."""
+the rounding error of bf16 itself is 0.17%."""
 # Number of measured steps that weigh as much as the forecast.
 FORECAST_WEIGHT = 5
 # A phase that reserves at least this share of the run's peak may have caused it.

@@ -131,7 +131,7 @@ class JobStarter(QObject):
         self._session.run_watcher.awaited.add(number)
         self._session.navigator.entry.emit(number)
         if not (self._session.queue.now.reading.held or self._busy()):
-            self.message_shown.emit(self.tr("“{name}” starts…").format(name=draft.name))
+            self.message_shown.emit(self.tr("Starting “{name}”…").format(name=draft.name))
         self.changed.emit()
 
     def _on_queue_changed(self) -> None:

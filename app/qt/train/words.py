@@ -46,19 +46,19 @@ REMARKS: Mapping[str, str] = {
         "Forecast", "Some plans are not computed yet. Forecast again to see them."
     ),
     "fit.experiment": QT_TRANSLATE_NOOP(
-        "Forecast", "{key} is experimental: the forecast leaves it out, so memory and time may differ."
+        "Forecast", "{key} is experimental: the forecast ignores it, so memory and time may differ."
     ),
     "base.assumed": QT_TRANSLATE_NOOP("Forecast", "The base is not on this PC, so {family} as published is assumed."),
     "dataset.unreadable": QT_TRANSLATE_NOOP("Forecast", "The images could not be read, so {images} are assumed."),
     "dataset.empty": QT_TRANSLATE_NOOP("Forecast", "The dataset has no image to train on, so {images} are assumed."),
     "dataset.assumed": QT_TRANSLATE_NOOP("Forecast", "Assumed: {images} and {prompts}."),
     "smaller.phase": QT_TRANSLATE_NOOP(
-        "Forecast", "No plan at this precision needs much less: “{phase}” takes {bytes} in each."
+        "Forecast", "No plan at this precision needs much less memory: “{phase}” takes {bytes} in each plan."
     ),
     "smaller.none": QT_TRANSLATE_NOOP("Forecast", "No plan needs much less memory."),
     "cache.shards": QT_TRANSLATE_NOOP(
         "Forecast",
-        "The cache has space for {epochs} ({limit}). {encoded} are encoded between epochs too: {rounds}, {offloaded}.",
+        "The cache has space for {epochs} ({limit}). {encoded} are also encoded between epochs: {rounds}, {offloaded}.",
     ),
     "estimate.cpu": QT_TRANSLATE_NOOP("Forecast", "This is an estimate, which may be off by {error}."),
     "estimate.int8_products": QT_TRANSLATE_NOOP(

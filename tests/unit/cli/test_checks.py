@@ -48,7 +48,7 @@ def test_what_cuda_leaves_is_judged_by_what_is_usual_there():
     assert doctor.check_context(CARD, GIB // 2, GIB).verdict == "ok"
     check = doctor.check_context(changed(free_bytes=5 * GIB), GIB // 2, GIB)
     assert check.verdict == "doubtful"
-    assert "4.5 GiB are left for the model (10.5 GiB are usual)" in check.sentence
+    assert "4.5 GiB are left for the model (typically 10.5 GiB)" in check.sentence
 
 
 @pytest.mark.parametrize(

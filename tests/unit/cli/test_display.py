@@ -198,10 +198,10 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
             events.CachingSpeed("cache_texts", 1, 0.0, None, 2512.3, 1e9),
             "Encoded 1 caption in 0:00, 1,000 per second; throughput per stage: encoding 2,512.",
         ),
-        (events.Validation(1200, 0.25, True, {}), "Step 1,200: loss 0.2500 at fixed noise on validation images."),
+        (events.Validation(1200, 0.25, True, {}), "Step 1,200: loss 0.2500 with fixed noise on validation images."),
         (
             events.Validation(5, None, False, {}),
-            "Step 5: loss not finite at fixed noise on training images (no images held out, so no best step).",
+            "Step 5: loss not finite with fixed noise on training images (no images held out, so no best step).",
         ),
         (events.Preview(5, 0, "a.png", 1.26), "Step 5: rendered a.png in 1.3 s."),
         (events.Saved(5, "a.safetensors", ""), "Step 5: wrote a.safetensors."),

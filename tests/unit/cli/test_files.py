@@ -146,7 +146,7 @@ def test_inspect_tells_a_lora_with_its_metadata_made_safe_for_a_terminal(tmp_pat
     )
     assert cli.main(["inspect", str(file)]) == 0
     told = capsys.readouterr().out
-    assert told.startswith(f"{file} is a LoRA for an unknown base, of rank 4.\n")
+    assert told.startswith(f"{file} is a LoRA for an unknown base with rank 4.\n")
     assert "rank 4" in told
     assert "modelspec.title: nice\\x1b[2Jname" in told
     assert "\x1b" not in told
@@ -228,7 +228,7 @@ def test_inspect_says_first_what_matters_and_which_base_our_own_file_is_for(tmp_
     assert cli.main(["inspect", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:7] == [
-        f"{file} is a LoRA for SDXL, of rank 4.",
+        f"{file} is a LoRA for SDXL with rank 4.",
         "  It adapts 1 layers of the UNet.",
         "  Trigger words: sks",
         "  Trained on: pony.safetensors",

@@ -148,7 +148,7 @@ class _LinearWithLora(Function):
 
 
 class _AddUp(Function):
-    """Autograd function that adds the up product to a base layer's output; saves only `hidden` and `up`."""
+    """Autograd function for `add_lora`; saves only `hidden` and `up` for backward."""
 
     @staticmethod
     def forward(ctx: Any, base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
@@ -305,7 +305,7 @@ class ActiveLora(NamedTuple):
 
 
 class _Lean(LoraLayer):
-    """LoRA layer for any base layer; calls the base layer and `down` as modules, then adds the up product."""
+    """LoRA layer for any base layer; calls the base layer and `down` as modules, then adds the LoRA's output."""
 
     is_quantized = False
     """Whether the base layer comes from bitsandbytes.

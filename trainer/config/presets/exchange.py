@@ -89,7 +89,7 @@ def _require_modest(text: str, source: str) -> None:
     """Raise JobError if ``text``, apart from strings and comments, is so long or nested that parsing takes too long."""
     syntax = _TEXT_OR_COMMENT.sub("_", text)
     if len(re.sub(r"\s+", "", syntax)) > _MOST_SYNTAX or syntax.count("=") > _MOST_KEYS:
-        raise JobError("preset.large", f"{source} has more keys and values than any preset.", REMEDY)
+        raise JobError("preset.large", f"{source} has too many keys and values for a preset.", REMEDY)
     depth = deepest = 0
     for bracket in re.findall(r"[][{}]", syntax):
         depth += 1 if bracket in "[{" else -1
@@ -113,7 +113,7 @@ def _require_modest_values(data: Mapping[str, Any], source: str) -> None:
 
 
 def _too_deep(source: str) -> JobError:
-    return JobError("preset.deep", f"{source} nests tables or lists deeper than any preset.", REMEDY)
+    return JobError("preset.deep", f"{source} nests tables or lists too deeply for a preset.", REMEDY)
 
 
 def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
@@ -121,7 +121,7 @@ def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
     if "dataset" in data:  # checked before the schema: jobs have their own schema numbers
         raise JobError(
             "preset.job",
-            f"{source} is a job, not a preset: it has paths of one computer.",
+            f"{source} is a job, not a preset: it contains paths from one computer.",
             f"Make a preset from it: python -m trainer presets share {source} --out my-preset.toml",
         )
     version = data.get("schema")

@@ -1,4 +1,4 @@
-"""Simulate PyTorch's CUDA caching allocator to find how much memory given events make it take from the driver.
+"""Simulate PyTorch's CUDA caching allocator to find how much memory it takes from the driver for given events.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.10 to 2.13: native backend, one device, one stream,
 plus the stream on which CUDA graphs are captured. They are exact except for addresses, which the driver chooses;
@@ -32,7 +32,7 @@ from trainer.memory.allocator.settings import AllocatorSettings
 MIB = 2**20
 
 SMALLEST_BLOCK = 512
-"""Every block size is a multiple of this many bytes (kMinBlockSize)."""
+"""Smallest block size in bytes; all block sizes are multiples of it (kMinBlockSize)."""
 LARGEST_SMALL = MIB
 """Largest block size in the small pool, in bytes (kSmallSize); the pools never share a segment."""
 SMALL_SEGMENT = 2 * MIB
@@ -40,7 +40,7 @@ SEGMENT_OF_ITS_OWN = 10 * MIB
 """Smallest block size, in bytes, that gets its own segment, rounded up to SEGMENT_STEP (kMinLargeAlloc)."""
 SEGMENT_STEP = 2 * MIB
 OVERSIZE_SLACK = 20 * MIB
-"""Maximum bytes by which an unsplittable block may exceed a request for it (max_non_split_rounding)."""
+"""Maximum bytes by which an unsplittable block may exceed the request it serves (max_non_split_rounding)."""
 
 
 class OutOfMemory(Exception):

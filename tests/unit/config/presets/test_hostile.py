@@ -80,7 +80,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "text not closed": ('name = "a\n', "a closing quote is missing"),
     "JSON": ('{"schema": 1}', "not valid TOML"),
     "too large": (GOOD + "#" * 600_000, "larger than 512 KiB"),
-    "too many keys": (GOOD + "".join(f"k{number} = 1\n" for number in range(5000)), "more keys and values"),
+    "too many keys": (GOOD + "".join(f"k{number} = 1\n" for number in range(5000)), "too many keys and values"),
     "lists in lists": (f"a = {'[' * 9}{']' * 9}", "nests"),
     "lists without end": (f"a = {'[' * 5000}", "nests"),
     "a key of many parts": ("a." * 4000 + "a = 1", "nests"),
