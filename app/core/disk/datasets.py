@@ -82,10 +82,13 @@ class _Dataset:
     """Datasets opened earlier; one of them may be the same folder under another path."""
     stop: threading.Event = field(default_factory=threading.Event)
     slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MAX_QUEUED))
+    """Free places in the queue of the library's thread; a scan waits for one before it sends a batch."""
     scanner: FolderScanner | None = None
     scanning: bool = False
     listed: bool = False
+    """Whether a first scan has listed all images and read their captions."""
     known: bool = False
+    """Whether all image sizes have been read too."""
     whole: bool = False
     """Whether the next scan checks every file."""
     lost: ImpastoError | None = None
@@ -103,8 +106,10 @@ class _Dataset:
     dropped: dict[Path, set[str]] = field(default_factory=dict)
     """Names of images, by folder, that the next scan forgets and, if they still exist, reports as new."""
     unsized: dict[int, None] = field(default_factory=dict)
+    """Ids of images whose headers still have to be read, in order."""
     sizing: bool = False
     sized: int = 0
+    """Number of headers read since `unsized` was last empty, for the progress."""
 
     def answer(self) -> None:
         """Record that the disk responds; may be called from any thread."""
@@ -505,7 +510,7 @@ class Datasets:
         facts = {}
         for (number, *_, changed_ns), size in zip(queried, sizes, strict=True):
             image = self._library.images.get(number)
-            if image and image.changed_ns == changed_ns:
+            if image and image.changed_ns == changed_ns:  # otherwise the file has changed since and is read again
                 facts[number] = size
         self._update_library(facts, ["size", "problem"])
         dataset.sized = dataset.sized + len(queried) if dataset.unsized else 0

@@ -33,6 +33,7 @@ from trainer.errors import ImpastoError
 PATIENCE = 1.0
 """Time limit for a pattern, in seconds per caption; ordinary patterns take a few microseconds."""
 PATIENCE_IN_ALL = 60.0
+"""Time limit for a pattern, in seconds for all captions together."""
 
 Order = Literal["alphabet", "frequency"]
 _Rewrite = Callable[[str], str]
@@ -296,7 +297,7 @@ def _slow(text: str) -> PatternError:
 
 
 def rate(images: Iterable[LibraryImage], rating: int | None) -> Edit:
-    """Rate images from 1 to 5, or remove their rating with None."""
+    """Rate images from 1 to 5 stars, or remove their rating if `rating` is None."""
     changes = tuple(ValueChange(one.id, "rating", one.rating, rating) for one in images if one.rating != rating)
     verb = f"Rate {rating} of 5" if rating else "Remove the rating"
     return Edit(f"{verb}: {_counted(changes)}", changes)
@@ -318,7 +319,7 @@ def exclude_others(images: Iterable[LibraryImage], kept: Collection[int]) -> Edi
 
 
 def mark_folder(folder: Folder, **facts: str | int | bool | None) -> Edit:
-    """Change facts of a folder: repeats, regularization, trigger."""
+    """Change settings of a folder, given by name: `repeats`, `regularization`, `trigger`."""
     changes = tuple(
         FolderChange(folder, field, getattr(folder, field), facts[field])
         for field in _FOLDER

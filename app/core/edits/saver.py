@@ -160,7 +160,7 @@ class Saver:
         """Edits to be moved into `_entries`; they are newer than all entries."""
         self._entries: dict[Key, _UnsavedValue] = {}
         self._untried: dict[SaveNotice, set[Key]] = {}
-        """Keys of earlier sessions' edits that were not tried yet, by the notice to send after all were tried."""
+        """Keys of earlier sessions' edits that have not been tried yet, by the notice to send when all have been."""
         self._saved = self._taken = 0
         self._states = self._emitted = 0
         """Number of states computed so far, and the number of the newest one that was emitted."""

@@ -49,7 +49,7 @@ class ImageIndex:
             self._of.pop(image, None)
 
     def under(self, kind: str, which: Hashable) -> Set[int]:
-        """Return the ids of the images with this key. The result is the index's own set; do not modify it."""
+        """Return the ids of the images with the key (kind, which). The result is a live set; do not modify it."""
         return self._kinds.get(kind, {}).get(which, _NONE)
 
     def all(self, kind: str) -> Mapping[Hashable, Set[int]]:

@@ -249,7 +249,7 @@ def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
 def _without_placeholder(values: Values, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Replace all faults in the folder list by "images are missing" if no folder has a path.
 
-    A folder entry without a path holds a trigger word that was typed before images were added.
+    A folder entry without a path stores a trigger word that was typed before images were added.
     """
     listed = value_at(values, _FOLDERS)
     if (

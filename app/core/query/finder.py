@@ -63,7 +63,7 @@ class NumberColumns:
         for key in [*self._columns, *self._flags]:
             if not has_moved and KEYS[key].depends.isdisjoint(altered.what):
                 continue
-            if len(ids) > _MAX_UPDATE:  # cheaper to build again, and only if a query needs it
+            if len(ids) > _MAX_UPDATE:
                 self._columns.pop(key, None)
                 self._flags.pop(key, None)
             elif key in self._flags:
