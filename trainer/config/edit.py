@@ -28,7 +28,7 @@ _MISSING = object()
 _LITERAL = re.compile(r"[^'\x00-\x08\x0a-\x1f\x7f]*")
 _log = logging.getLogger(__name__)
 
-Path: TypeAlias = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 """Place of a value: the names of its tables, with an index after the name of a list of tables, then its own name."""
 
 
@@ -86,7 +86,7 @@ class _Line:
 
     end: str
     """Comment and line break after the value or header; the whole text of other lines."""
-    path: Path = ()
+    path: KeyPath = ()
     section: int = 0
     """Number of parts of the path that the header above states."""
     value: Item | None = None
@@ -120,7 +120,7 @@ class _Line:
         """Return whether the line is empty."""
         return not self.path and not self.end.strip()
 
-    def is_under(self, path: Path) -> bool:
+    def is_under(self, path: KeyPath) -> bool:
         """Return whether the line states this table or value, or a part of it."""
         return len(self.path) >= len(path) and self.path[: len(path)] == path and bool(self.path)
 
@@ -132,7 +132,7 @@ def _parsed(text: str) -> list[_Line]:
     return list(_lines(tomlkit.parse(text), (), 0, ""))
 
 
-def _lines(table: Container, path: Path, section: int, prefix: str) -> Iterator[_Line]:
+def _lines(table: Container, path: KeyPath, section: int, prefix: str) -> Iterator[_Line]:
     """Yield the lines of a table in the order of the text; `prefix` precedes its keys if they are dotted."""
     from tomlkit.items import AoT, Table
 
@@ -156,24 +156,24 @@ def _lines(table: Container, path: Path, section: int, prefix: str) -> Iterator[
             yield from _lines(item.value, here, len(here), "")
 
 
-def _header(table: Any, path: Path, opening: str, closing: str) -> _Line:
+def _header(table: Any, path: KeyPath, opening: str, closing: str) -> _Line:
     trivia = table.trivia
     end = f"{trivia.comment_ws}{trivia.comment}{trivia.trail}"
     return _Line(end, path, 0, None, trivia.indent + opening, table.display_name or _dotted(path), closing)
 
 
-def _names(path: Path) -> tuple[str, ...]:
+def _names(path: KeyPath) -> tuple[str, ...]:
     return tuple(part for part in path if isinstance(part, str))
 
 
-def _dotted(path: Path) -> str:
+def _dotted(path: KeyPath) -> str:
     return ".".join(map(toml_key, _names(path)))
 
 
 # --- values
 
 
-def _at(values: Any, path: Path) -> Any:
+def _at(values: Any, path: KeyPath) -> Any:
     """Return the value at a path, or `_MISSING`."""
     for part in path:
         if isinstance(part, str):
@@ -256,8 +256,8 @@ class _Edit:
         headers = [index for index, line in enumerate(lines) if line.is_header and index]
         self._has_gaps = not headers or any(lines[self._top(index) - 1].is_blank for index in headers)
         """Whether the text has blank lines above table headers."""
-        self._stated: set[Path] = set()
-        self._whole: set[Path] = set()
+        self._stated: set[KeyPath] = set()
+        self._whole: set[KeyPath] = set()
 
     def rename(self, renamed_keys: Mapping[str, str]) -> None:
         """Give renamed keys their new names if `values` contains those instead of the former ones."""
@@ -285,7 +285,7 @@ class _Edit:
             value = _at(self._values, path)
             self._arrange_list(path, value if isinstance(value, list) and is_table(value) else [])
 
-    def _arrange_list(self, path: Path, wanted: list[Any]) -> None:
+    def _arrange_list(self, path: KeyPath, wanted: list[Any]) -> None:
         start, end, blocks = self._blocks(path)
         old = [_stated(block.lines, len(path) + 1) for block in blocks]
         numbers = _matches(old, wanted)
@@ -309,7 +309,7 @@ class _Edit:
         if start and arranged:
             _end_line(self.lines[:start], self._newline)
 
-    def _blocks(self, path: Path) -> tuple[int, int, list[_Block]]:
+    def _blocks(self, path: KeyPath) -> tuple[int, int, list[_Block]]:
         """Return the start and end of a list of tables in the lines, and its items."""
         headers = [index for index, line in enumerate(self.lines) if _is_item(line) and line.path[:-1] == path]
         last = max(index for index, line in enumerate(self.lines) if line.is_under(path))
@@ -342,7 +342,7 @@ class _Edit:
             kept.pop()
         self.lines = kept
 
-    def insert_missing(self, table: Mapping[str, Any], path: Path) -> None:
+    def insert_missing(self, table: Mapping[str, Any], path: KeyPath) -> None:
         """Insert the keys and tables of `values` that the lines do not state yet."""
         if not path:  # the lines that are inserted state nothing that is still missing
             self._stated = {line.path[:size] for line in self.lines for size in range(1, len(line.path) + 1)}
@@ -361,7 +361,7 @@ class _Edit:
                 for number, item in enumerate(value):
                     self.insert_missing(item, (*here, number))
 
-    def _insert_key(self, path: Path, value: Any, before: Sequence[Path]) -> None:
+    def _insert_key(self, path: KeyPath, value: Any, before: Sequence[KeyPath]) -> None:
         """Insert a key below the last of the keys `before` it, otherwise at the top of its table."""
         *table, name = path
         keys = {line.path: index for index, line in enumerate(self.lines) if line.is_key}
@@ -385,7 +385,7 @@ class _Edit:
         line.name = _dotted(path[line.section :])
         self._insert(place, [line, *gap])
 
-    def _insert_tables(self, path: Path, value: Any, before: Sequence[Path]) -> None:
+    def _insert_tables(self, path: KeyPath, value: Any, before: Sequence[KeyPath]) -> None:
         """Insert a table or a list of tables below the last of the tables and keys `before` it."""
         table = path[:-1]
         places = {line.path[: len(path)]: index for index, line in enumerate(self.lines) if line.is_under(table)}
@@ -437,7 +437,7 @@ class _Edit:
     def _gap(self) -> list[_Line]:
         return [_Line(self._newline)] if self._has_gaps else []
 
-    def _table(self, path: Path, table: Mapping[str, Any]) -> list[_Line]:
+    def _table(self, path: KeyPath, table: Mapping[str, Any]) -> list[_Line]:
         """Return the lines of a new table, or of an item of a list if the path ends with an index."""
         name = _dotted(path)
         header = f"[[{name}]]" if isinstance(path[-1], int) else f"[{name}]"
@@ -461,7 +461,7 @@ def _end_line(lines: Sequence[_Line], newline: str) -> None:
         lines[-1].end += newline
 
 
-def _is_dotted_in(table: Path, line: _Line) -> bool:
+def _is_dotted_in(table: KeyPath, line: _Line) -> bool:
     """Return whether a line is a key in this table and its dotted name begins at the table, or above it."""
     return line.is_key and line.is_under(table) and line.section <= len(table)
 
