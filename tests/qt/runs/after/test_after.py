@@ -14,7 +14,7 @@ from shiboken6 import delete
 from app.core.models.verdict import Destination
 from app.core.runs.queue import QueueState
 from app.qt.actions.commands import Commands
-from app.qt.runs.after.export import ModelCardDialog, ExportDialog
+from app.qt.runs.after.export import ExportDialog, ModelCardDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
 from app.qt.runs.after.strip import ImageView

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.runs.queue import QueueState, QueueManager
+from app.core.runs.queue import QueueManager, QueueState
 from app.core.runs.summary import RunSummary
 from tests.support.waiting import until
 from trainer.errors import ImpastoError

@@ -259,7 +259,9 @@ def test_what_ended_while_the_app_was_closed_is_told_once_at_the_next_start(watc
         change(queue, second.id, state="failed", problem="There is no base.")
         with a_desk() as desk:
             again = Watcher(desk)
-            assert again.run_watcher.watching and again.run_watcher.goes_on is None, "of the last time, and not seen yet"
+            assert again.run_watcher.watching and again.run_watcher.goes_on is None, (
+                "of the last time, and not seen yet"
+            )
             again.learn()
             assert again.run_watcher.goes_on == "training"
             read(again)
