@@ -60,7 +60,7 @@ class Log(TorchDispatchMode):
 
 @dataclass
 class Replay:
-    """Implements trainer.training.acceleration.cuda_graphs.Recording."""
+    """Replaces trainer.training.acceleration.cuda_graphs.CudaRecording on the CPU."""
 
     log: Log
     result: Tensor
@@ -82,7 +82,10 @@ class Replay:
 
 
 class Replayer:
-    """Implements trainer.training.acceleration.cuda_graphs.Recorder; ``replays`` lists everything it recorded."""
+    """Replaces trainer.training.acceleration.cuda_graphs.CudaRecorder on the CPU.
+
+    ``replays`` lists everything it recorded.
+    """
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cpu"

@@ -219,7 +219,7 @@ def _peak(found: Mapping[str, Any]) -> Peak:
 
 
 class Operation(Protocol):
-    """A trace's operations of one kind and size."""
+    """A trace's operations of one kind and size; `trainer.training` may not import their class in `trainer.memory`."""
 
     @property
     def kind(self) -> str:

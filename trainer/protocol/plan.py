@@ -6,9 +6,9 @@ trainer/cli/plan_text.py, the window in app/qt/train/words.py. A test checks tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from trainer.protocol.records import json_keys
 
@@ -59,40 +59,3 @@ class MemoryAdvice:
     bytes: int
     """For `close`, the bytes that the programs use; otherwise, the bytes to free."""
     programs: tuple[str, ...] = ()
-
-
-class MemoryUse(Protocol):
-    """GPU memory used by one program."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of the program."""
-
-    @property
-    def bytes(self) -> int | None:
-        """Return the bytes used; None if the driver does not report them, as on most Windows PCs."""
-
-
-_NAMED = 3
-
-
-def advise(to_free: int, occupied: int, uses: Sequence[MemoryUse]) -> MemoryAdvice:
-    """Return advice on which programs to close to free `to_free` of the `occupied` bytes of a GPU.
-
-    Picks the smallest single program that suffices, or else the largest ones that suffice together.
-    """
-    if to_free > occupied:
-        return MemoryAdvice("larger_gpu", to_free)
-    sized = sorted((use.bytes, use.name) for use in uses if use.bytes)
-    for held, name in sized:
-        if held >= to_free:
-            return MemoryAdvice("close", held, (name,))
-    gained, names = 0, []
-    for held, name in reversed(sized):
-        gained += held
-        names.append(name)
-        if gained >= to_free:
-            return MemoryAdvice("close", gained, tuple(names))
-    if uses and not sized:
-        return MemoryAdvice("close_some", to_free, tuple(dict.fromkeys(use.name for use in uses[:_NAMED])))
-    return MemoryAdvice("free", to_free)

@@ -65,7 +65,10 @@ class StepResult:
 
 
 class StepRecorder(Protocol):
-    """Runs micro-batches as :meth:`Engine.accumulate_gradients` does, but with fewer kernel launches."""
+    """Runs micro-batches as :meth:`Engine.accumulate_gradients` does, but with fewer kernel launches.
+
+    Implemented above this module, in trainer.training.acceleration.
+    """
 
     def run(self, engine: Engine, micro: MicroBatch) -> Tensor:
         """Add the micro-batch's gradients to those of the master weights and return its loss.
@@ -85,7 +88,7 @@ class StepRecorder(Protocol):
 
 
 class StepCompiler(Protocol):
-    """Compiles parts of the models while a step runs."""
+    """Compiles parts of the models while a step runs; implemented in trainer.training.acceleration."""
 
     def step(self, engine: Engine, work: Callable[[], Tensor]) -> Tensor:
         """Return the result of ``work``, a step of ``engine``; runs it uncompiled if compiling fails."""
@@ -248,13 +251,6 @@ class Engine:
                 "Lower the learning rate, use bf16 or fp32 instead of fp16, or check the base and VAE. "
                 "The last checkpoint is not affected.",
             )
-
-
-class Prepare(Protocol):
-    """Ensures that everything a step needs is cached."""
-
-    def __call__(self, step: int) -> None:
-        """Cache what optimizer step ``step`` (from 0) needs, unless it is cached already."""
 
 
 def is_finite(number: float) -> bool:

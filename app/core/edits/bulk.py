@@ -44,7 +44,7 @@ _MOST_WORDS = 1500
 
 
 class CaptionSnapshot(Protocol):
-    """Id and caption of an image."""
+    """Id and caption of an image: of a `LibraryImage`, or in a snapshot that a worker reads."""
 
     @property
     def id(self) -> int:

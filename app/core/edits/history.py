@@ -43,7 +43,10 @@ Ended = Callable[[ImpastoError | None], None]
 
 
 class FileAction(Protocol):
-    """An undoable action on files instead of values, such as deleting images or painting a mask."""
+    """An undoable action on files instead of values, such as deleting images or painting a mask.
+
+    Implemented by `app.core.edits.file_actions` and by the window, which moves images to the trash.
+    """
 
     name: str
     """Name of the action, in the same wording as names of edits."""

@@ -26,7 +26,7 @@ _MAX_RECENT = 30
 
 
 class FilterTarget(Protocol):
-    """The part of `app.core.session.View` that the filter uses."""
+    """The part of `app.core.session.View` that the filter uses; `session` is built on this module, not the reverse."""
 
     ids: list[int]
     selected: frozenset[int]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainer.protocol.plan import MemoryAdvice, Remark, advise
+from trainer.protocol.plan import MemoryAdvice, Remark
 
 if TYPE_CHECKING:
+    from trainer.gpu import GpuProcess
     from trainer.memory.device.device_state import DeviceState
     from trainer.memory.forecast.cache_shards import LaterShards
     from trainer.memory.planner.planner import PlanResult
     from trainer.memory.planner.request import PlanRequest
     from trainer.protocol.forecast import Forecast
+
+_MAX_PROGRAMS = 3
+"""Maximum number of programs to name if the driver reports no sizes."""
 
 
 def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> Iterator[Remark]:
@@ -57,4 +61,26 @@ def estimate_of(forecast: Forecast) -> Iterator[Remark]:
 
 def memory_advice(missing: int, state: DeviceState) -> MemoryAdvice:
     """Return advice on raising a GPU's memory budget by `missing` bytes; more must be freed, as the margin grows."""
-    return advise(state.to_free(missing), state.gpu.total_bytes - state.free_bytes, state.uses)
+    return _advise(state.to_free(missing), state.gpu.total_bytes - state.free_bytes, state.uses)
+
+
+def _advise(to_free: int, occupied: int, uses: Sequence[GpuProcess]) -> MemoryAdvice:
+    """Return advice on which programs to close to free `to_free` of the `occupied` bytes of a GPU.
+
+    Picks the smallest single program that suffices, or else the largest ones that suffice together.
+    """
+    if to_free > occupied:
+        return MemoryAdvice("larger_gpu", to_free)
+    sized = sorted((use.bytes, use.name) for use in uses if use.bytes)
+    for held, name in sized:
+        if held >= to_free:
+            return MemoryAdvice("close", held, (name,))
+    gained, names = 0, []
+    for held, name in reversed(sized):
+        gained += held
+        names.append(name)
+        if gained >= to_free:
+            return MemoryAdvice("close", gained, tuple(names))
+    if uses and not sized:
+        return MemoryAdvice("close_some", to_free, tuple(dict.fromkeys(use.name for use in uses[:_MAX_PROGRAMS])))
+    return MemoryAdvice("free", to_free)

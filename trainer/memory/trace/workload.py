@@ -203,7 +203,10 @@ def learns_texts(recipe: RecipeConfig) -> bool:
 
 
 class SourceFacts(Protocol):
-    """Properties of a base that a workload depends on, as provided by trainer.base.source.BaseSource."""
+    """Properties of a base that a workload depends on, as provided by trainer.base.source.BaseSource.
+
+    The planner implements it for bases that are not on this PC.
+    """
 
     @property
     def unet_config(self) -> Config: ...  # noqa: D102 (as in BaseSource)

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,27 +38,9 @@ Shape = tuple[torch.Size, ...]
 MIN_TORCH = "2.13"
 
 
-class Recording(Protocol):
-    """Captured work that can be replayed."""
-
-    @property
-    def result(self) -> Tensor:
-        """Return the output tensor of the work; each replay overwrites it."""
-
-    def replay(self) -> None:
-        """Repeat the work on the current contents of the tensors that it reads."""
-
-
-class Recorder(Protocol):
-    """Captures work for replay. All recordings share one memory pool, so only one may be replayed at a time."""
-
-    def record(self, work: Callable[[], Tensor]) -> Recording:
-        """Run ``work`` once or several times to capture it, and return the recording; may raise any exception."""
-
-
 @dataclass(frozen=True)
 class CudaRecording:
-    """A captured CUDA graph with its output tensor."""
+    """A captured CUDA graph with its output tensor, which each replay overwrites."""
 
     graph: torch.cuda.CUDAGraph
     result: Tensor
@@ -70,15 +51,18 @@ class CudaRecording:
 
 
 class CudaRecorder:
-    """Captures CUDA graphs as described under "Whole-network capture" in PyTorch's notes on CUDA semantics."""
+    """Captures CUDA graphs as described under "Whole-network capture" in PyTorch's notes on CUDA semantics.
+
+    All recordings share one memory pool, so only one may be replayed at a time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(self, work: Callable[[], Tensor]) -> Recording:
-        """Run ``work`` once on a side stream to warm up, then capture it there."""
+    def record(self, work: Callable[[], Tensor]) -> CudaRecording:
+        """Run ``work`` once on a side stream to warm up, then capture it there; may raise any exception."""
         outside = torch.cuda.current_stream(self.device)
         empty_cache(self.device)  # cached blocks belong to one stream, so the side stream could not reuse them
         graph = torch.cuda.CUDAGraph()
@@ -96,7 +80,7 @@ class CudaRecorder:
         return CudaRecording(graph, result)
 
 
-RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
+RECORDERS: dict[str, Callable[[torch.device], CudaRecorder]] = {"cuda": CudaRecorder}
 """Recorder class by device type; other device types always run eagerly."""
 
 
@@ -121,10 +105,10 @@ class _Graph:
 
     inputs: MicroBatch
     scale: Tensor
-    recording: Recording
+    recording: CudaRecording
 
     @classmethod
-    def of(cls, engine: Engine, micro: MicroBatch, recorder: Recorder) -> _Graph:
+    def of(cls, engine: Engine, micro: MicroBatch, recorder: CudaRecorder) -> _Graph:
         """Return a captured graph for micro-batches with the shape of ``micro``."""
         inputs = micro.to(engine.device, copy=True)
         scale = torch.full((), engine.loss_scale, device=engine.device)
@@ -146,10 +130,10 @@ class GraphedSteps:
     capture fails or its results differ, that is reported once, and the micro-batches affected run eagerly.
     """
 
-    def __init__(self, recorders: Callable[[], Recorder], tell: OnNotice) -> None:
+    def __init__(self, recorders: Callable[[], CudaRecorder], tell: OnNotice) -> None:
         self._recorders = recorders
         self._tell = tell
-        self._recorder: Recorder | None = None
+        self._recorder: CudaRecorder | None = None
         self._graphs: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
         self._refused: set[Shape] = set()  # graphs of these shapes gave wrong gradients

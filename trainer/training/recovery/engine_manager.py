@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from trainer.training.callbacks.validation import Validator
 from trainer.training.data.batches import PrefetchCollator
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.device.offload import empty_cache, free_weights, is_emptied, release_at
-from trainer.training.engine import Engine, Prepare, TrainingProgress
+from trainer.training.engine import Engine, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.reporting.reporter import check_in_backward
 
@@ -148,10 +148,11 @@ class EngineManager:
         if any(is_emptied(model) for model in self.models.values()):
             self._unload()
 
-    def make_ready(self, prepare: Prepare) -> None:
+    def make_ready(self, prepare: Callable[[int], object]) -> None:
         """Bring the engine, with its complete state, to the progress that `mark_goal` recorded, under the plan for it.
 
-        Returns immediately if nothing is wrong. Like any step, it may run out of memory; in that case call it again.
+        ``prepare`` caches what an optimizer step (counted from 0) needs, unless it is cached already. Returns
+        immediately if nothing is wrong. Like any step, it may run out of memory; in that case call it again.
         """
         engine = self._loaded_engine()
         # Encode before the models are loaded: memory may not suffice for the VAE or text encoders as well.

@@ -59,7 +59,10 @@ class PlannedFit:
 
 
 class Planner(Protocol):
-    """Chooses the fit settings that a job leaves open, for this machine at this moment."""
+    """Chooses the fit settings that a job leaves open, for this machine at this moment.
+
+    Implemented above this package, in trainer.cli, with trainer.memory.
+    """
 
     def __call__(
         self, job: Job, written: FitConfig, source: BaseSource, images: Sequence[ImageRecord], machine: Machine

@@ -23,7 +23,7 @@ from trainer.dataset.dataset import read_dataset
 from trainer.protocol import events
 from trainer.training import engine as engine_module
 from trainer.training.acceleration import cuda_graphs
-from trainer.training.acceleration.cuda_graphs import Recording, make_graphs
+from trainer.training.acceleration.cuda_graphs import make_graphs
 from trainer.training.build import build_engine, build_parts
 from trainer.training.device.device import this_machine
 from trainer.training.engine import Engine
@@ -264,7 +264,7 @@ def test_memory_that_runs_out_while_a_step_is_recorded_ends_the_graphs(
     graphed, plain, told = pair
     record = Replayer.record
 
-    def fail(replayer: Replayer, work: Callable[[], torch.Tensor]) -> Recording:
+    def fail(replayer: Replayer, work: Callable[[], torch.Tensor]) -> Replay:
         if replayer.replays:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return record(replayer, work)
@@ -295,7 +295,7 @@ def test_a_replayed_micro_batch_is_one_order_besides_its_inputs(place: Place, mo
     told: list[str] = []
     graphed = engine_of(place, "sd15", (*BRIEF, *ONE, ON), told)
     learned(graphed, 3)
-    learn, orders, sent = cuda_graphs.GraphedSteps.run, list[Recording](), list[tuple[int, int]]()
+    learn, orders, sent = cuda_graphs.GraphedSteps.run, list[Replay](), list[tuple[int, int]]()
 
     def counted(steps: cuda_graphs.GraphedSteps, engine: Engine, micro: MicroBatch) -> torch.Tensor:
         with StepCounter(torch.device("cpu")) as counter, counter.stage("micro"):
