@@ -74,7 +74,7 @@ def inject(
         target_modules=_any_of(paths),
         rank_pattern=_pattern({path: size.rank for path, size in paths.items()}, common.rank),
         alpha_pattern=_pattern(alphas, common.alpha),
-        init_lora_weights=False,
+        init_lora_weights=False,  # the caller sets all weights
     )
     if customize:
         customize(config)
@@ -98,6 +98,8 @@ def module_path(model: nn.Module, slot: Slot) -> str:
 
 
 def _any_of(paths: Iterable[str]) -> str:
+    # PEFT matches a string as a regex against whole paths, but the items of a list against the ends of paths, which
+    # could select other layers too.
     return "|".join(re.escape(path) for path in paths)
 
 
@@ -177,6 +179,7 @@ class Adapter:
                 "Use weights trained with the same base family, layers and ranks.",
             )
         with torch.no_grad():
+            # In place, because lean layers rely on the positions of the weights in memory.
             for key, parameter in self.parameters.items():
                 parameter.copy_(weights[key])
 
@@ -221,7 +224,7 @@ def attach(
         for slot, factors in inject(model, sizes, dtype, customize).items() if sizes else ():
             _add_layer(adapter, slot, factors, recipe)
     if adapter.lean:
-        install(unet)
+        install(unet)  # moves the weights, so they are loaded afterwards
     if not any(parameter.is_meta for parameter in adapter.parameters.values()):
         adapter.load(initial_weights(adapter, generator))
     return adapter
@@ -252,6 +255,7 @@ def _is_trained(slot: Slot, recipe: RecipeConfig) -> bool:
     if slot.part == "unet":
         kinds = {"attention": ("attention",), "linear": ("attention", "linear"), "all": ("attention", "linear", "conv")}
         return recipe.learning_rate > 0 and slot.kind in kinds[recipe.layers]
+    # recipe.layers selects only among the UNet's layers.
     encoder = recipe.text_encoder if slot.part == "text_encoder" else recipe.text_encoder_2
     return encoder.learning_rate > 0
 
@@ -334,7 +338,7 @@ class AppliedLoras:
                 self._inject(ranks)
             for slot, factors in self._factors.items():
                 _fill(slot, factors, stacks[slot])
-        except BaseException:
+        except BaseException:  # also Ctrl-C: partly filled layers would silently change every image
             self.remove()
             raise
 
@@ -348,6 +352,7 @@ class AppliedLoras:
 
     def _inject(self, ranks: Mapping[Slot, int]) -> None:
         for part, model in self._models.items():
+            # With alpha = rank, PEFT's scale is 1: `_fill` multiplies each LoRA's own scale into `up`.
             sizes = {slot: LoraSize(rank, rank) for slot, rank in ranks.items() if slot.part == part}
             if sizes:
                 self._factors |= inject(model, sizes, self._dtype)

@@ -55,6 +55,7 @@ def export_lora(
     multiplied into lora_B. Equal input gives equal bytes. Raises LoraFileError if a value is not finite in `dtype`, or
     if the file reads back differently; in that case, as on OSError, an existing file stays unchanged.
     """
+    # The metadata contains hashes of the tensors, so these are serialized first, and then the header is replaced.
     serialized = safetensors.torch.save(_tensors(weights, adapter, dtype, naming))
     start = 8 + int.from_bytes(serialized[:8], "little")
     entries = parse_json(serialized[8:start])
@@ -66,6 +67,7 @@ def export_lora(
         with temporary.open("wb") as file:
             file.write(header)
             file.write(payload)
+        # Read back before the old file is replaced, so that a failing disk cannot cost the user both.
         _check_written(temporary, adapter.table, naming, digest.hexdigest())
     return digest.hexdigest()
 
@@ -310,12 +312,14 @@ def _model_spec(facts: ExportFacts) -> dict[str, str]:
         "implementation": _IMPLEMENTATIONS[facts.family],
         "title": facts.title,
         "resolution": f"{recipe.resolution}x{recipe.resolution}",
+        # The start of the run, because the time of saving would make each export differ.
         "date": datetime.fromtimestamp(int(facts.started_at), UTC).isoformat(),
         "author": facts.author,
         "license": facts.license,
         "description": facts.description,
         "trigger_phrase": ", ".join(facts.trigger_words),
         "prediction_type": facts.prediction,
+        # The upper limit is exclusive, as in sd-scripts.
         "timestep_range": f"{recipe.objective.timestep_min},{recipe.objective.timestep_max + 1}",
         "encoder_layer": str(recipe.clip_skip or 1) if facts.family == "sd15" else "",
     }

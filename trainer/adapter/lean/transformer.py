@@ -96,7 +96,7 @@ def _make_consecutive(layers: Sequence[nn.Module]) -> None:
         weights = [_weight(module) for layer in plain for module in getattr(layer, part).values()]
         if len({weight.shape for weight in weights}) == 1:
             for weight, view in zip(weights, torch.stack([weight.detach() for weight in weights]), strict=True):
-                weight.data = view
+                weight.data = view  # keeps the parameter object, to which PEFT and Adapter.parameters refer
 
 
 def _are_consecutive(weights: Sequence[Tensor]) -> bool:
