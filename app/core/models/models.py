@@ -157,7 +157,7 @@ class Models:
 
     def judge(self, text: str, done: Callable[[BaseVerdict], None]) -> None:
         """Judge a value of `base.model` on a worker and call `done` with the verdict."""
-        found = self._all
+        found = self._all  # taken here, because a running search replaces it on this thread
         self._tasks.run(lambda: judge(text, found), done, reraise, kept=False)
 
     def look_at_recent(self) -> None:
@@ -223,6 +223,7 @@ class Models:
         self.search(again=True)
 
     def _take(self, tools: tuple[Installation, ...], found: tuple[FoundBase, ...], stop: threading.Event) -> None:
+        # A result of an earlier search, or of one that has been stopped, may still arrive.
         if stop is self._stop and not stop.is_set():
             self.installations, self._all = tools, found
             self._sort()

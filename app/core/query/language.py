@@ -9,7 +9,7 @@ A key limits the search to one property:
 
 Numbers: size:512 is an exact match, size:<512 is below it; size:<=512, size:>512 and size:>=512
 work too, and size:512..768 is a range. Ratios can be written as ratio:3:2.
-dup: mask: crop: excluded: need no value; mask:no finds images without one.
+The keys dup:, mask:, crop: and excluded: need no value; mask:no finds images without a mask.
 
 All conditions must match. Use "or" for alternatives, a minus or "not" to exclude, and parentheses
 to group:
@@ -17,7 +17,7 @@ to group:
     (tag:cat or tag:dog) and not missing:caption
 
 Put texts with spaces in quotes: tag:"red hat". Within quotes, \" is a quote and \\ a backslash; in
-tags, \* and \? are the characters themselves. Uppercase and lowercase match each other, and escaped
+tags, \* and \? are the characters themselves. Case is ignored, and escaped
 parentheses match plain ones: tag:"miku (vocaloid)" finds miku \(vocaloid\). To search for a word
 such as "or", put it in quotes.
 """
@@ -212,7 +212,7 @@ def _closing_quote(text: str, opening: int) -> int | None:
 
 def _bare_end(text: str, position: int) -> int:
     """Return the end of an unquoted word: a space, or a closing parenthesis that the word did not open."""
-    depth = 0
+    depth = 0  # tags may contain parentheses, as in tag:miku_(vocaloid)
     while position < len(text) and not text[position].isspace():
         if text[position] == "\\" and position + 1 < len(text):
             position += 1
@@ -318,7 +318,7 @@ class _Parser:
         if token.key is None:
             value = token.value.strip()
             if not value:
-                self._add_error("These quotes are empty.", "Write a text between them, or remove them.", token)
+                self._add_error("These quotes are empty.", "Enter text between them, or remove them.", token)
             return Term("", value, span) if value else None
         key = KEYS.get(token.key)
         if key is None:
