@@ -392,19 +392,20 @@ def continue_from(
 
 def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
     if lora.unmatched:
+        keys = "1 key matches" if len(lora.unmatched) == 1 else f"{len(lora.unmatched)} keys match"
         raise LoraFileError(
             "lora.unmatched",
-            f"Could not continue from {path.name}: {len(lora.unmatched)} keys match no layer of the base, such as "
-            f"{lora.unmatched[0]}.",
+            f"Could not continue from {path.name}: {keys} no layer of the base, such as {lora.unmatched[0]}.",
             "Choose a plain LoRA for the same family as the base.",
         )
     # Zeros do not count: exporters add them for untrained projections of a text layer (export._missing_projections).
     lost = [slot for slot, layer in lora.layers.items() if slot.kohya not in adapter.rank and layer.up.any()]
     if lost:
+        layers = "1 layer" if len(lost) == 1 else f"{len(lost)} layers"
         raise LoraFileError(
             "lora.untrained",
-            f"Could not continue from {path.name}: it also changes {len(lost)} layers that the recipe does not train, "
-            f"such as {lost[0].kohya}. They would be lost.",
+            f"Could not continue from {path.name}: it also changes {layers} that the recipe does not train, such as "
+            f"{lost[0].kohya}, which would be lost.",
             _remedy(lost, adapter),
         )
 

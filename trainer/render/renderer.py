@@ -120,7 +120,8 @@ class Renderer:
             )
         if lora.unmatched:
             count, first = len(lora.unmatched), lora.unmatched[0]
-            self.on_notice("lora.unmatched", f"{file.name}: {count} keys match no layer of this base, such as {first}.")
+            keys = "1 key matches" if count == 1 else f"{count} keys match"
+            self.on_notice("lora.unmatched", f"{file.name}: {keys} no layer of this base, such as {first}.")
         return lora
 
     def _encode(self, text: str) -> TextConditioning:

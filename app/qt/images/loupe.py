@@ -159,7 +159,7 @@ class Compare(QWidget):
             self._make_current((here + by) % len(self.ids))
 
     def toggle_full(self) -> None:
-        """Toggle all images between 100 % and fitted."""
+        """Toggle all images between 100% and fitted."""
         self.areas[0].toggle_full()
 
     def _pane(self, area: ZoomArea, label: QLabel) -> QWidget:

@@ -250,7 +250,7 @@ class ImageViews(QWidget):
         self._commands.refresh()
 
     def toggle_full_size(self) -> None:
-        """Toggle between 100 % and fitted."""
+        """Toggle between 100% and fitted."""
         if self.in_compare():
             self.compare.toggle_full()
             return

@@ -238,7 +238,7 @@ class ZoomArea(QWidget):
         self.zoom.set(scale, middle)
 
     def toggle_full(self, at: QPointF | None = None) -> None:
-        """Toggle between 100 % (one screen px per image px) and fitted."""
+        """Toggle between 100% (one screen px per image px) and fitted."""
         if self.zoom.scale == 1.0:
             self.zoom.fit()
         else:
@@ -302,7 +302,7 @@ class ZoomArea(QWidget):
         self.unsetCursor()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Toggle between 100 %, centered on the clicked point, and fitted."""
+        """Toggle between 100%, centered on the clicked point, and fitted."""
         self.toggle_full(event.position())
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802

@@ -225,4 +225,6 @@ def test_keys_that_fit_nowhere_are_told(loras: dict[str, Path], tmp_path: Path) 
     drawn(base_of(loras["sd15"]), tmp_path, [PROMPT], loras=[LoraUse(strange)], on_notice=lambda *n: told.append(n))
     ((code, sentence),) = told
     assert code == "lora.unmatched"
-    assert sentence == "strange.safetensors: 1 keys match no layer of this base, such as lora_unet_no_such_layer.alpha."
+    assert (
+        sentence == "strange.safetensors: 1 key matches no layer of this base, such as lora_unet_no_such_layer.alpha."
+    )

@@ -81,10 +81,10 @@ class Correction:
     def margin(self, reserved: int) -> Margin:
         """Return the margin for a forecast of ``reserved`` bytes, and the reason for its size.
 
-        margin = max(trusted, min(worst, 15 % of reserved), shortage)
+        margin = max(trusted, min(worst, 15% of reserved), shortage)
         trusted = last + (first - last) k / (k + n)
 
-        with first = 3 % + 256 MiB (no runs yet), last = 0.5 % + 64 MiB (the limit after many accurate runs), k = 5 and
+        with first = 3% + 256 MiB (no runs yet), last = 0.5% + 64 MiB (the limit after many accurate runs), k = 5 and
         n = runs. The margin never grows with n and never shrinks as the worst error grows.
         """
         first, last = (round(share * reserved) + fixed for share, fixed in (_FIRST, _LAST))
