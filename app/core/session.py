@@ -206,7 +206,7 @@ class Session:
         for event in (self.view.shown, self.view.selection, self.history.changed):
             event.connect(lambda _: self.thumbnails.give_way())
         self.library.altered.connect(self._on_altered)
-        self.health = Health(self.library, self.tags, self.tasks, post, self.target.aim)
+        self.health = Health(self.library, self.tags, self.tasks, post, self.target.target)
         self.finder.findings = self.health.images_by_finding
         self.datasets.orphans_changed.connect(self.health.set_orphan_files)
         self.datasets.notes.connect(self.health.set_notes_error)
@@ -214,8 +214,8 @@ class Session:
         self.datasets.closed.connect(self.health.forget_dataset)
         self.datasets.known.connect(lambda _: self.health.start_inspection())
         self.datasets.scanned.connect(lambda _: self.health.retry_missing())
-        self.target.changed.connect(lambda _: self.health.set_target(self.target.aim))
-        self.target.changed.connect(lambda _: self.tags.read_lines(self.target.aim.lines))
+        self.target.changed.connect(lambda _: self.health.set_target(self.target.target))
+        self.target.changed.connect(lambda _: self.tags.read_lines(self.target.target.lines))
         post(self.saver.recover)  # posted: the window must already listen when edits of a crashed session are reported
 
     def reopen(self) -> None:

@@ -359,7 +359,7 @@ class Window(QMainWindow):
 
     def _tell_what_continues(self) -> None:
         """Tell the user what keeps running after the window is closed, but only once for each kind of work."""
-        continuing = self.session.run_watcher.goes_on
+        continuing = self.session.run_watcher.continuing
         if self._notifier and continuing and f"said.{continuing}" not in self._state:
             self._state[f"said.{continuing}"] = "yes"
             self._notifier.show_close_notice(continuing)

@@ -197,7 +197,7 @@ def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanReque
     with tempfile.TemporaryDirectory() as played:  # results of another version must not be reused
         store.outcomes, store.shipped_outcomes = Path(played), None
         notes, runs = _asked_for(store, questions)
-        kept = ResultStore.beside(store)
+        kept = ResultStore.for_traces(store)
         found = {key: kept.load(key, brief=False) or kept.load(key, brief=True) for key in runs}
         limits = {key: kept.oom_result(key) for key in runs}
     outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}

@@ -34,8 +34,8 @@ def test_the_same_job_five_times_gets_the_same_plan(
         assert done.returncode == 0, done.stdout + done.stderr
         again = plan_of(gpu, job)
         assert again["pick"]["fit"] == first["pick"]["fit"]
-        assert again["card"]["budget"] >= first["card"]["budget"]
-        assert again["card"]["margin"]["reason"] == "runs"
+        assert again["gpu"]["budget"] >= first["gpu"]["budget"]
+        assert again["gpu"]["margin"]["reason"] == "runs"
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in job.parent.glob("runs/*/report.json")]
     assert len(reports) == RUNS
     for phase, found in reports[0]["phases"].items():

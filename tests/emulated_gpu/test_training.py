@@ -71,4 +71,4 @@ def test_a_run_is_planned_with_the_budget_that_plan_shows(
     done = emulated_gpu.trainer("train", job, "--set", "recipe.steps=1")
     assert done.returncode == 0, done.stdout + done.stderr
     forecast = json.loads((job.parent / "runs" / "test" / "forecast.json").read_text(encoding="utf-8"))
-    assert forecast["budget"] == json.loads(shown.stdout)["card"]["budget"]
+    assert forecast["budget"] == json.loads(shown.stdout)["gpu"]["budget"]

@@ -55,8 +55,11 @@ def kept(run: RunDirectory) -> Changes:
         return []
     state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
     return [
-        (taken["step"], {key: value for key, value in taken["rung"].items() if value is not None and key != "exact"})
-        for taken in state["rungs"]
+        (
+            taken["step"],
+            {key: value for key, value in taken["fallback"].items() if value is not None and key != "exact"},
+        )
+        for taken in state["fallbacks"]
     ]
 
 

@@ -270,12 +270,12 @@ def test_the_welcome_was_shown(home: Path) -> None:
 
 def test_what_was_going_on_and_which_jobs_are_known() -> None:
     tasks = Tasks(post)
-    assert SeenRuns(tasks).kept == Unfinished(
+    assert SeenRuns(tasks).content == Unfinished(
         runs=frozenset({Path(ROOT, "runs", "sample")}), entries=frozenset({"0123abcd"})
     )
     jobs = Jobs(tasks)
     assert jobs.notice == ""
-    assert jobs.agreed_to_cpu(Path(ROOT, "job.toml")) and not jobs.agreed_to_cpu(Path(ROOT, "other.toml"))
+    assert jobs.has_agreed_to_cpu(Path(ROOT, "job.toml")) and not jobs.has_agreed_to_cpu(Path(ROOT, "other.toml"))
     tasks.close()
 
 
@@ -371,7 +371,7 @@ def test_memory_traces() -> None:
 
 
 def test_forecast_results() -> None:
-    results = ResultStore.beside(TraceStore(places.cache_folder() / "traces"))
+    results = ResultStore.for_traces(TraceStore(places.cache_folder() / "traces"))
     peak = Peak(
         name="decoding",
         module="vae.decoder",

@@ -260,7 +260,7 @@ def edit(run: RunDirectory, changed: Mapping[str, Any]) -> None:
         newest = max(run.checkpoints.glob("step-*"))
         state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
         fallback = {"exact": False, **changed}
-        state["rungs"].append({"step": state["progress"]["step"], "number": 99, "rung": fallback})
+        state["fallbacks"].append({"step": state["progress"]["step"], "number": 99, "fallback": fallback})
         data = json.dumps(state).encode("utf-8")
         (newest / "state.json").write_bytes(data)
         manifest = json.loads((newest / "manifest.json").read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ def step_event(step: int, steps: int, seed: int = 0, seconds: float = 1.4) -> ev
         loss=fallen * chance.lognormvariate(0.0, 0.28) * (8.0 if chance.random() < 0.004 else 1.0),
         grad_norm=chance.lognormvariate(-1.0, 0.3),
         learning_rates={"unet": 1e-4 * rate, "text_encoder": 5e-5 * rate},
-        pictures=4,
+        images=4,
         seconds=seconds * chance.lognormvariate(0.0, 0.06),
         memory=int((7.1 + 0.5 * chance.random()) * GIB),
     )
@@ -114,7 +114,7 @@ def forecast(steps: int) -> Forecast:
         for phase, each in seconds
     )
     return Forecast(
-        card="RTX 3060 12GB",
+        gpu="RTX 3060 12GB",
         phases=phases,
         allocated=int(7.4 * GIB),
         reserved=int(7.7 * GIB),

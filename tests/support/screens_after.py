@@ -75,7 +75,7 @@ def after_export(window: Window) -> QWidget:
 @screen("after-card")
 def after_card(window: Window) -> QWidget:
     panel = finished(window)
-    panel.show_card()
+    panel.show_model_card()
     wait(QApplication.instance(), lambda: isinstance(panel.dialog, ModelCardDialog))
     assert panel.dialog
     return panel.dialog

@@ -35,7 +35,7 @@ def _told(engine: RunWriter) -> None:
     engine.tell(events.PhaseStarted(phase="train", total=1200))
     rates = {"unet": 1e-4}
     engine.tell(
-        events.StepEvent(step=1000, epoch=40, loss=0.1, grad_norm=0.2, learning_rates=rates, pictures=4, seconds=1.3)
+        events.StepEvent(step=1000, epoch=40, loss=0.1, grad_norm=0.2, learning_rates=rates, images=4, seconds=1.3)
     )
     pictures = sorted(path for path in DEMO.iterdir() if path.suffix in (".jpg", ".png", ".webp"))[:3]
     for step in _STEPS:

@@ -174,11 +174,11 @@ def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) 
 
 
 def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:
-    """Yield suggestions until `PATIENCE_BESIDE` seconds have passed; recording a missing trace takes seconds."""
-    from trainer.cli.planning import PATIENCE_BESIDE
+    """Yield suggestions until `ALTERNATIVES_PATIENCE` seconds have passed; recording a missing trace takes seconds."""
+    from trainer.cli.planning import ALTERNATIVES_PATIENCE
     from trainer.memory.planner.suggestions import suggestions
 
-    until = time.monotonic() + PATIENCE_BESIDE
+    until = time.monotonic() + ALTERNATIVES_PATIENCE
     for suggestion in suggestions(request.workload, plan.fit, request.device_state, traces):
         yield suggestion
         if time.monotonic() > until:

@@ -215,7 +215,7 @@ class _Planner:
             self.traces,
             request.counts,
             until=now + PATIENCE,
-            until_beside=now + PATIENCE_BESIDE,
+            until_alternatives=now + ALTERNATIVES_PATIENCE,
             runs=self._runs(request.device_state, turn),
             likely=self.picked.get(key),
             on_soon=send_pick,
@@ -271,7 +271,7 @@ if TYPE_CHECKING:
 # Seconds after which no more traces are recorded to find a better pick, because users do not wait longer.
 PATIENCE = 22.0
 # The same for the pick's alternatives, which are only suggestions.
-PATIENCE_BESIDE = 12.0
+ALTERNATIVES_PATIENCE = 12.0
 
 
 def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> dict[str, Any]:
@@ -284,10 +284,10 @@ def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) ->
         fit = plan.fit.model_dump(mode="json", exclude_none=True)
         return {"fit": fit, "quality": plan.quality, "forecast": to_record(plan.forecast)}
 
-    lighter = planned.reduced_recipe
+    reduced = planned.reduced_recipe
     return {
         "name": request.name,
-        "card": {
+        "gpu": {
             "name": device_state.gpu.name,
             "total": device_state.gpu.total_bytes,
             "free": device_state.free_bytes,
@@ -304,10 +304,10 @@ def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) ->
         "room": to_record(memory_advice(planned.excess_bytes, device_state)) if planned.excess_bytes else None,
         "smaller": record(planned.smaller),
         "quantized": record(planned.quantized),
-        "lighter": lighter and {"changes": dict(lighter.change.keys), **(record(lighter.plan) or {})},
+        "reduced_recipe": reduced and {"changes": dict(reduced.change.keys), **(record(reduced.plan) or {})},
         "fallbacks": [fallback.model_dump(mode="json", exclude_none=True) for fallback in planned.fallbacks],
         "complete": planned.complete,
-        "complete_beside": planned.complete_beside,
+        "alternatives_complete": planned.alternatives_complete,
         "remarks": [to_record(remark) for remark in remarks_of(request, planned, whole=whole)],
         "obstacles": [
             {"code": error.code, "sentence": error.sentence, "remedy": error.remedy} for error in request.obstacles
@@ -354,7 +354,7 @@ def planned_for(
         traces,
         request.counts,
         until=now + PATIENCE,
-        until_beside=now + PATIENCE_BESIDE,
+        until_alternatives=now + ALTERNATIVES_PATIENCE,
         on_pick=on_pick,
     )
 

@@ -53,7 +53,7 @@ class CacheKeys:
     text_hash: str
 
     @property
-    def pictures(self) -> Path:
+    def latents(self) -> Path:
         """Return the folder for latents."""
         return self.folder / "pictures"
 
@@ -102,7 +102,7 @@ class CacheKeys:
 
     def has_image(self, sample: Sample) -> bool:
         """Return whether a sample's entry exists; it is validated only when it is read."""
-        return entry_path(self.pictures, self.image_key(sample)).is_file()
+        return entry_path(self.latents, self.image_key(sample)).is_file()
 
     def has_text(self, text: str) -> bool:
         """Return whether a caption's entry exists; it is validated only when it is read."""

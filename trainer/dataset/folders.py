@@ -84,7 +84,7 @@ class _Directory:
         for file in files:
             self._by_stem[file.stem].append(file)
 
-    def beside(self, stem: str, suffix: str) -> Path | None:
+    def find(self, stem: str, suffix: str) -> Path | None:
         """Return the file with this stem and extension, ignoring the extension's case."""
         return next((file for file in self._by_stem.get(stem, ()) if file.suffix.lower() == suffix), None)
 
@@ -291,7 +291,7 @@ def _scan_image(
         return
     if len(directory.images(file.stem)) > 1:
         scan.marks["image.same_stem"].append(file)
-    mask = directory.beside(file.stem + MASK, ".png")
+    mask = directory.find(file.stem + MASK, ".png")
     if mask and dataset.masks not in ("auto", "files"):
         scan.marks["mask.unused"].append(mask)
         mask = None
@@ -301,7 +301,7 @@ def _scan_image(
 
 def _captions(file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, scan: Scan) -> Captions:
     """Return an image's captions from the first nonempty source (.txt, .caption, metadata.jsonl); add findings."""
-    sources = [path for suffix in caption_files.SUFFIXES if (path := directory.beside(file.stem, suffix))]
+    sources = [path for suffix in caption_files.SUFFIXES if (path := directory.find(file.stem, suffix))]
     texts = [text for path in sources if (text := _caption_text(path, scan)) is not None]
     if (listed := directory.metadata.get(file.name)) is not None:
         texts.append(listed)

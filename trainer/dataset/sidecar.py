@@ -74,22 +74,22 @@ class Sidecar:
     """Sidecar data of one folder. Keys of `pictures` are file names in Unicode NFC, the same on every system."""
 
     folder: FolderSettings = field(default_factory=FolderSettings)
-    pictures: Mapping[str, ImageSettings] = field(default_factory=dict)
+    images: Mapping[str, ImageSettings] = field(default_factory=dict)
 
     def of(self, name: str) -> ImageSettings:
         """Return the settings of the image with this file name; the defaults if the sidecar does not list the image."""
-        return self.pictures.get(_composed(name)) or ImageSettings(file=name)
+        return self.images.get(_composed(name)) or ImageSettings(file=name)
 
     def changed_since(self, before: Sidecar, names: Iterable[str]) -> list[str]:
         """Return those of ``names`` whose image settings differ from those in ``before``."""
-        keys = self.pictures.keys() | before.pictures.keys()
-        changed = {key for key in keys if self.pictures.get(key) != before.pictures.get(key)}
+        keys = self.images.keys() | before.images.keys()
+        changed = {key for key in keys if self.images.get(key) != before.images.get(key)}
         return [name for name in names if _composed(name) in changed] if changed else []
 
     def with_folder(self, **facts: object) -> Sidecar:
         """Return a copy with changed folder settings; other keys, even unknown ones, are kept."""
         return Sidecar(
-            FolderSettings.model_validate({**self.folder.model_dump(exclude_unset=True), **facts}), self.pictures
+            FolderSettings.model_validate({**self.folder.model_dump(exclude_unset=True), **facts}), self.images
         )
 
     def with_image(self, name: str, **facts: object) -> Sidecar:
@@ -102,7 +102,7 @@ class Sidecar:
             _composed(name): ImageSettings.model_validate({**self.of(name).model_dump(exclude_unset=True), **more})
             for name, more in facts.items()
         }
-        return Sidecar(self.folder, {**self.pictures, **changed})
+        return Sidecar(self.folder, {**self.images, **changed})
 
 
 def read_sidecar(folder: Path) -> Sidecar:
@@ -141,7 +141,7 @@ def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
 def sidecar_text(sidecar: Sidecar) -> str:
     """Return the file content of a sidecar."""
     head = sidecar.folder.model_copy(update={"impasto": 1})
-    return "".join(f"{_text(line)}\n" for line in (head, *sidecar.pictures.values()))
+    return "".join(f"{_text(line)}\n" for line in (head, *sidecar.images.values()))
 
 
 def _text(line: _Line) -> str:

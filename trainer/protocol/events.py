@@ -118,7 +118,8 @@ class CachingSpeed(Event):
 
 
 @json_keys(
-    "step", "epoch", "loss", "grad_norm", "learning_rates", "pictures", "seconds", "skipped", "loss_scale", "memory",
+    "step", "epoch", "loss", "grad_norm", "learning_rates", "images", "seconds", "skipped", "loss_scale", "memory",
+    former={"pictures": "images"},
 )  # fmt: skip
 @dataclass(frozen=True)
 class StepEvent(Event):
@@ -133,7 +134,7 @@ class StepEvent(Event):
     """Gradient norm before clipping."""
     learning_rates: Mapping[str, float]
     """Learning rate by part: unet, text_encoder, text_encoder_2."""
-    pictures: int
+    images: int
     """Number of images in the step."""
     seconds: float
     skipped: bool = False
@@ -244,7 +245,7 @@ class MemoryExhausted(Event):
     """Peak bytes that the phase was forecast to reserve from the driver."""
 
 
-@json_keys("step", "rung", "changes", "exact")
+@json_keys("step", "fallback", "changes", "exact", former={"rung": "fallback"})
 @dataclass(frozen=True)
 class SteppedDown(Event):
     """The run continues with a fit that needs less memory; `step` is the number of completed optimizer steps."""

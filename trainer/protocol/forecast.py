@@ -103,14 +103,14 @@ class PhaseForecast:
 
 
 @json_keys(
-    "card", "phases", "allocated", "reserved", "outside", "margin", "budget", "fits", "seconds", "step_seconds",
-    "exact", "error", "time_factor", "flops", "flops_limit", "encodes_alone",
+    "gpu", "phases", "allocated", "reserved", "outside", "margin", "budget", "fits", "seconds", "step_seconds",
+    "exact", "error", "time_factor", "flops", "flops_limit", "encodes_alone", former={"card": "gpu"},
 )  # fmt: skip
 @dataclass(frozen=True)
 class Forecast:
     """Forecast memory and time of a job on one GPU."""
 
-    card: str
+    gpu: str
     phases: tuple[PhaseForecast, ...]
     allocated: int
     """Peak allocated bytes over all phases."""
@@ -147,7 +147,7 @@ class Forecast:
     @property
     def on_cpu(self) -> bool:
         """Return whether the forecast is for the CPU, for which it covers only time and main memory."""
-        return self.card == CPU
+        return self.gpu == CPU
 
     @property
     def host(self) -> int:

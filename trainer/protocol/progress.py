@@ -78,7 +78,7 @@ class RunProgress:
     def images_per_second(self) -> float | None:
         """Return the images trained per second, averaged over the last steps; None before the first step."""
         seconds = sum(step.seconds for step in self._recent)
-        return sum(step.pictures for step in self._recent) / seconds if seconds > 0 else None
+        return sum(step.images for step in self._recent) / seconds if seconds > 0 else None
 
     @property
     def step_seconds(self) -> float | None:

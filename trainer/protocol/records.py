@@ -17,7 +17,7 @@ from trainer.protocol.text import in_json
 
 T = TypeVar("T")
 
-_KEYS = "__json_keys__"
+_KEYS, _FORMER = "__json_keys__", "__former_json_keys__"
 _LAST_MOMENT = 253_370_764_800.0  # in the year 9999; later times cannot be converted to a date
 
 Check = Callable[[Any], bool]
@@ -25,18 +25,21 @@ Check = Callable[[Any], bool]
 _NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
 
 
-def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
+def json_keys(*keys: str, former: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that sets the JSON keys of a dataclass, in the order of its own fields.
 
-    The keys of a base class come first. Put the decorator above `@dataclass`. Never change a key without migrating the
-    files that contain it; attributes may be renamed freely.
+    The keys of a base class come first. Put the decorator above `@dataclass`. Attributes may be renamed freely; a
+    renamed key must be listed in `former`, by its name in existing files with its current name, and is read under both.
     """
 
     def state(kind: type[T]) -> type[T]:
         stated = (*getattr(kind, _KEYS, ()), *keys)
         if len(stated) != len(dataclasses.fields(cast("Any", kind))):
             raise TypeError(f"{kind.__name__} has a different number of fields and keys")
+        if unknown := set((former or {}).values()) - set(stated):
+            raise TypeError(f"{kind.__name__} has no keys {sorted(unknown)}")
         setattr(kind, _KEYS, stated)
+        setattr(kind, _FORMER, {**getattr(kind, _FORMER, {}), **(former or {})})
         return kind
 
     return state
@@ -65,6 +68,10 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
     """
     if not isinstance(found, Mapping):
         raise TypeError("it is not a table of names and values")
+    former: Mapping[str, str] = getattr(kind, _FORMER, {})
+    if not former.keys().isdisjoint(found):
+        current = {key: value for key, value in found.items() if key not in former}
+        found = {former.get(key, key): value for key, value in found.items()} | current
     checks, names = _checks(cast("Any", kind), null_floats), _names(cast("Any", kind))
     for key, name in names.items():
         if key in found and not checks[name](found[key]):

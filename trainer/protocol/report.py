@@ -54,14 +54,15 @@ class CachingReport:
 
 
 @json_keys(
-    "card", "system", "versions", "seconds", "forecast_seconds", "pictures_per_second", "flops_per_second",
+    "gpu", "system", "versions", "seconds", "forecast_seconds", "images_per_second", "flops_per_second",
     "share_of_limit", "phases", "time_factor", "exhausted", "caching",
+    former={"card": "gpu", "pictures_per_second": "images_per_second"},
 )  # fmt: skip
 @dataclass(frozen=True)
 class RunReport:
     """Report of a finished run: device, forecast and measurements. Unknown values are None or absent."""
 
-    card: str
+    gpu: str
     """GPU name as the driver reports it, or "cpu"."""
     system: str
     """Value of platform.system(), such as "Windows" or "Linux"."""
@@ -70,7 +71,7 @@ class RunReport:
     seconds: float
     """Total seconds of all attempts."""
     forecast_seconds: float | None
-    pictures_per_second: float
+    images_per_second: float
     """Images per second of the training phase."""
     flops_per_second: float | None
     """FLOP/s while training, from the FLOPs in a step's trace, including recomputed activations."""

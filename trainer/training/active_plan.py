@@ -103,18 +103,29 @@ class ActivePlan:
     def state(self) -> list[dict[str, object]]:
         """Return the applied fallback steps in the form stored in checkpoints."""
         return [
-            {"step": taken.step, "number": taken.number, "rung": taken.fallback.model_dump(mode="json")}
+            {"step": taken.step, "number": taken.number, "fallback": taken.fallback.model_dump(mode="json")}
             for taken in self.applied
         ]
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the plan from a checkpoint's state; checkpoints of older versions have no fallback steps."""
-        self.applied = self.saved = [
-            AppliedFallback(
-                entry["step"], entry["number"], FallbackStep.model_validate(renamed(entry["rung"], "ladder"))
-            )
-            for entry in state.get("rungs", ())
-        ]
+        """Restore the plan from a checkpoint's state."""
+        self.applied = self.saved = applied_fallbacks(state)
+
+
+def applied_fallbacks(state: Mapping[str, Any]) -> list[AppliedFallback]:
+    """Return the fallback steps in a checkpoint's state, also if 0.1.0 wrote them, as "rungs"; older ones have none.
+
+    Raises ValueError, TypeError, LookupError or AttributeError for damaged data.
+    """
+    return [
+        AppliedFallback(
+            int(entry["step"]),
+            int(entry["number"]),
+            FallbackStep.model_validate(renamed(entry[key.removesuffix("s")], "ladder")),
+        )
+        for key in ("fallbacks", "rungs")
+        for entry in state.get(key, ())
+    ]
 
 
 def changes_of(fit: FitConfig, fallback: FallbackStep) -> dict[str, Any]:

@@ -32,13 +32,16 @@ MICRO_STRIDE = 7_919
 SkipReason = Literal["loss", "gradient", "scale"]
 
 
-@json_keys("step", "pictures", "skipped", "skipped_in_row", "back_offs", "best_step", "best_loss", "unvalidated")
+@json_keys(
+    "step", "images", "skipped", "skipped_in_row", "back_offs", "best_step", "best_loss", "unvalidated",
+    former={"pictures": "images"},
+)  # fmt: skip
 @dataclass(slots=True)
 class TrainingProgress:
     """Counters of a run; all are saved in checkpoints."""
 
     step: int = 0
-    pictures: int = 0
+    images: int = 0
     skipped: int = 0
     skipped_in_row: int = 0
     back_offs: int = 0
@@ -59,7 +62,7 @@ class StepResult:
     skipped: SkipReason | None
     """Reason why the weights were not updated; None if they were."""
     seconds: float
-    pictures: int
+    images: int
     learning_rates: dict[str, float]
     loss_scale: float | None
 
@@ -150,7 +153,7 @@ class Engine:
         skipped = self.optimizer_step(loss_value, norm)
         # Counted last: after an error above, the step number is unchanged, so that recovery can repeat the step.
         self.progress.step += 1
-        self.progress.pictures += len(batch)
+        self.progress.images += len(batch)
         return StepResult(
             step=self.progress.step,
             epoch=self.batches.epoch_of(step),
@@ -158,7 +161,7 @@ class Engine:
             grad_norm=norm,
             skipped=skipped,
             seconds=time.monotonic() - started,
-            pictures=len(batch),
+            images=len(batch),
             learning_rates=rates,
             loss_scale=self.scaler.scale if self.scaler else None,
         )

@@ -43,7 +43,7 @@ class Exported:
     """Files written by an export."""
 
     file: Path
-    beside: tuple[Path, ...]
+    extra_files: tuple[Path, ...]
 
 
 class FileExistsConflict(LoraFileError):

@@ -48,7 +48,7 @@ class Rewriter:
 
     def write(self, root: Path, files: Sequence[Written], ended: Ended) -> None:
         """Write the files that are unchanged since the last write; report the others to `ended`."""
-        images = self._images_beside(files)
+        images = self._images_of(files)
 
         def work() -> tuple[list[Path], Mapping[int, Mapping[str, Any]]]:
             self._saver.flush()  # an undo just before may still be writing the contents that are expected here
@@ -66,7 +66,7 @@ class Rewriter:
 
         self._tasks.run(work, done, failed)
 
-    def _images_beside(self, files: Sequence[Written]) -> list[LibraryImage]:
+    def _images_of(self, files: Sequence[Written]) -> list[LibraryImage]:
         from trainer.dataset.folders import MASK  # late: imports numpy and Pillow
 
         stems = {(written.file.parent, written.file.stem.removesuffix(MASK)) for written in files}

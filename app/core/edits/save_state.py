@@ -123,14 +123,16 @@ class DiskValue(NamedTuple):
 class SaveNotice:
     """A message about saving that is shown once per session and dataset.
 
-    `notice.converted`: files were converted to UTF-8. `notice.beside_list`: edited captions from metadata.jsonl were
+    `notice.converted`: files were converted to UTF-8. `notice.replaces_list`: edited captions from metadata.jsonl were
     written to .txt files, which take precedence. `notice.recovered`: a session that stopped unexpectedly had
     unsaved edits. `notice.left`: a session that was closed had unsaved edits. The last two are sent after saving has
     been tried for all of these edits.
     `notice.backups_damaged`: the backup database was damaged and renamed to `file`; a new one was created.
     """
 
-    code: Literal["notice.converted", "notice.beside_list", "notice.recovered", "notice.left", "notice.backups_damaged"]
+    code: Literal[
+        "notice.converted", "notice.replaces_list", "notice.recovered", "notice.left", "notice.backups_damaged"
+    ]
     root: str
     count: int
     in_conflict: int = 0

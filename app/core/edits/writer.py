@@ -198,7 +198,7 @@ class Outcome:
     """Value on disk now. If the request was "saved" but this is not its value, the library must be updated."""
     error: DatasetError | None = None
     notice: str | None = None
-    """Code of a notice to show once: notice.converted or notice.beside_list."""
+    """Code of a notice to show once: notice.converted or notice.replaces_list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +411,7 @@ def _within(file: str, root: str) -> str:
 
 def _notice(plan: _Plan) -> str | None:
     if plan.found.seen.data is None and plan.found.listed is not None and plan.data is not None:
-        return "notice.beside_list"
+        return "notice.replaces_list"
     return "notice.converted" if plan.found.encoding != "utf-8" else None
 
 

@@ -135,11 +135,11 @@ class Draft:
         self.file = JobFile(self.path, tasks)
         self.changed: Emitter[frozenset[str]] = Emitter()
         """Emitted with the keys whose values changed; the set is empty if only the verdict or differences changed."""
-        self.taken_over: Emitter[None] = Emitter()
+        self.external_change_applied: Emitter[None] = Emitter()
         """Emitted when the job has taken over another program's change to the file; undo restores the values before."""
         self.secured: Emitter[str] = Emitter()
         """Emitted when a password or token was removed from the base link; the message says where it is now."""
-        self.file.own(values)
+        self.file.set_known_values(values)
         self.values = values
         """Values of the file; change them only through these methods."""
         self.origin = Origin(None)
@@ -182,7 +182,7 @@ class Draft:
         return self._verdict.job
 
     @property
-    def sound(self) -> Job | None:
+    def valid_part(self) -> Job | None:
         """Return the job without its faulty values, so that the rest can be used; None if that is not possible."""
         return self._verdict.sound
 
@@ -271,7 +271,7 @@ class Draft:
 
     # --- the disk
 
-    def look(self) -> None:
+    def check_file(self) -> None:
         """Check on a worker whether another program changed the file, and apply its values.
 
         If our own changes are not saved yet, try to save them instead.
@@ -289,7 +289,7 @@ class Draft:
             unread = handle_only(JobError, lambda _: None)
             self._tasks.run(lambda: read_job_text(self.path), take_over, unread, kept=False)
 
-    def leave(self) -> None:
+    def withdraw_errors(self) -> None:
         """Withdraw the error about invalid text in the file, if any, because the job is being closed."""
         self._clear_unreadable()
 
@@ -356,14 +356,14 @@ class Draft:
             self._unreadable = text, error
             self.file.failed.emit(error)
             return
-        self.file.own(values)
+        self.file.set_known_values(values)
         keys = changed_keys(self.values, values)
         if keys:
             self._undo.add(TAKEN_OVER, self.values, values)
             self.values = values
             self._judge()
             self.changed.emit(keys)
-            self.taken_over.emit(None)
+            self.external_change_applied.emit(None)
 
     def _clear_unreadable(self) -> None:
         """Withdraw the error about invalid text in the file, if one was reported."""

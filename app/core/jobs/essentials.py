@@ -78,7 +78,7 @@ def preset_of(draft: Draft, presets: Iterable[PresetEntry]) -> Preset | None:
     return next((preset for preset in fitting if same_name(preset.name, name)), None)
 
 
-def recipe_called(name: str, presets: Iterable[PresetEntry], family: Family | None) -> Preset | None:
+def find_recipe(name: str, presets: Iterable[PresetEntry], family: Family | None) -> Preset | None:
     """Return the preset with this name, such as "sdxl/style" or "style"; None if there is none.
 
     The family is the one in the name, else `family`, else SDXL; if it has no such preset, another family's is returned.
@@ -185,17 +185,17 @@ def samples(draft: Draft, images: Iterable[ImageFolder]) -> int | None:
     return total or None
 
 
-def measure(values: Values) -> tuple[str, Any]:
+def stated_length(values: Values) -> tuple[str, Any]:
     """Return the key and value of the length that a job states; ("images_seen", None) if it states none."""
     recipe = value_at(values, "recipe") or {}
     return next(((key, recipe[key]) for key in LENGTH_KEYS if key in recipe), ("images_seen", None))
 
 
-def change_measure(draft: Draft, key: str, samples_per_epoch: int | None) -> None:
+def change_length_unit(draft: Draft, key: str, samples_per_epoch: int | None) -> None:
     """Replace the length by one at `key`; the value is converted if the samples per epoch are known."""
-    previous, value = measure(draft.values)
-    if draft.sound is not None and samples_per_epoch:
-        length = resolve_length(draft.sound.recipe, samples_per_epoch)
+    previous, value = stated_length(draft.values)
+    if draft.valid_part is not None and samples_per_epoch:
+        length = resolve_length(draft.valid_part.recipe, samples_per_epoch)
         value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "images_seen": length.images}[key]
     if previous != key and value is not None:
         draft.set(f"recipe.{key}", value)

@@ -176,7 +176,7 @@ class JobFile:
         """Emitted when the file could not be written; the next change or `retry` tries again."""
         self.resolved: Emitter[JobError] = Emitter()
         """Emitted when the last error no longer applies: the file was written, or writing fails for another reason."""
-        self.kept: Emitter[Path] = Emitter()
+        self.backed_up: Emitter[Path] = Emitter()
         """Emitted with the path of the backup of the previous file."""
         self._tasks = tasks
         self._known = _KnownFile()
@@ -193,7 +193,7 @@ class JobFile:
         return self._pending is not None or self._writing is not None
 
     @property
-    def fault(self) -> JobError | None:
+    def error(self) -> JobError | None:
         """Return the error for which the last write failed; None if there is none."""
         return self._error
 
@@ -201,7 +201,7 @@ class JobFile:
         """Return the values in this text, which was read from the file; raises JobError."""
         return parse_values(text, self.path.name)
 
-    def own(self, values: Values) -> None:
+    def set_known_values(self, values: Values) -> None:
         """Set the values that the file is known to contain; other values were written by another program."""
         self._known = _KnownFile(to_toml(values))
 
@@ -266,7 +266,7 @@ class JobFile:
     def _done(self, text: str, written: _WrittenFile) -> None:
         self._writing, self._known = None, written.known
         if written.backup:
-            self.kept.emit(written.backup)
+            self.backed_up.emit(written.backup)
         if self._pending == text:
             self._pending = None
         fault, self._error = self._error, None

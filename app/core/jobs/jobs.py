@@ -81,7 +81,7 @@ class Jobs:
         """Jobs in the list, last changed first."""
         self.changed: Emitter[None] = Emitter()
         """Emitted when `all` changes."""
-        self.turned: Emitter[Draft | None] = Emitter()
+        self.opened_changed: Emitter[Draft | None] = Emitter()
         """Emitted with the newly opened job, or None when the open job was closed."""
         self.rescued: Emitter[Path] = Emitter()
         """Emitted with the new job file to which changes were saved because their own file could not be written."""
@@ -138,16 +138,16 @@ class Jobs:
             self._agreed = (path, *self._agreed)[:_MAX_AGREED]
             self._list.write(_encode_list(self.last, self._elsewhere, self._agreed))
 
-    def agreed_to_cpu(self, path: Path) -> bool:
+    def has_agreed_to_cpu(self, path: Path) -> bool:
         """Return whether the user agreed to train a job on the CPU."""
         return path in self._agreed
 
-    def shut(self) -> None:
+    def close_job(self) -> None:
         """Close the open job and save its changes; if its file cannot be written, save them as a new job."""
         draft, self._open = self._open, None
         if draft is not None:
-            draft.leave()
-            self.turned.emit(None)
+            draft.withdraw_errors()
+            self.opened_changed.emit(None)
         if draft is not None and draft.file.unsaved:
             self._closing[draft.path] = draft
             draft.file.settle(lambda error: self._on_settled(draft, error))
@@ -185,7 +185,7 @@ class Jobs:
         path = path.absolute()
         shown = self._opened(path)
         if shown:
-            self.shut()
+            self.close_job()
 
         def on_moved(moved_to: Path | None) -> None:
             self._save_list(None if self.last == path else self.last, self._without(path))
@@ -198,7 +198,7 @@ class Jobs:
         def on_failed(error: ImpastoError) -> None:
             if shown and self._open is None:
                 self._open = shown
-                self.turned.emit(shown)
+                self.opened_changed.emit(shown)
             on_error(error)
 
         def move() -> None:
@@ -207,20 +207,20 @@ class Jobs:
         draft = self._closing.get(path)
         draft.file.settle(lambda _: move()) if draft else move()
 
-    def bring_back(self, trashed: TrashedJob, then: Callable[[Path], None], on_error: OnError) -> None:
+    def restore(self, trashed: TrashedJob, then: Callable[[Path], None], on_error: OnError) -> None:
         """Undo `trash`."""
 
         def on_restored(_: None) -> None:
             if trashed.moved_to is None:
                 self._save_list(self.last, (trashed.path, *self._without(trashed.path)))
-            self.look()
+            self.refresh()
             then(trashed.path)
 
         self._run(lambda: _restore(trashed), on_restored, on_error)
 
     # --- all jobs
 
-    def look(self, then: Callable[[], None] | None = None) -> None:
+    def refresh(self, then: Callable[[], None] | None = None) -> None:
         """Reload the list on a worker."""
 
         def read() -> tuple[int, tuple[JobEntry, ...]]:
@@ -279,7 +279,7 @@ class Jobs:
             if draft is None:
                 draft = Draft(real, values, self._tasks)
                 draft.secured.connect(self.secured.emit)
-                draft.file.written.connect(lambda _: self.look())
+                draft.file.written.connect(lambda _: self.refresh())
                 draft.file.resolved.connect(self.resolved.emit)
                 self._set_open(draft)
             then(draft)
@@ -288,12 +288,12 @@ class Jobs:
 
     def _set_open(self, draft: Draft) -> None:
         """Make this the open job."""
-        self.shut()
+        self.close_job()
         self._open, path = draft, draft.path
         self._save_list(path, self._elsewhere if self._is_ours(path) else (path, *self._without(path)))
         if path not in [entry.path for entry in self.all]:
-            self.look()
-        self.turned.emit(draft)
+            self.refresh()
+        self.opened_changed.emit(draft)
 
     def _opened(self, path: Path) -> Draft | None:
         return self._open if self._open and self._open.path == path else None

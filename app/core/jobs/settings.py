@@ -69,7 +69,7 @@ class Setting:
         return tuple(value for part in self.parts for value in ((True, False) if part is bool else (part,)))
 
     @property
-    def otherwise(self) -> str:
+    def described_default(self) -> str:
         """Return the default as described in its help, such as "half the resolution"; "" if the help describes none."""
         found = re.search(r"default: ([^;]+?)(?:;|\.(?:\s|$))", self.doc)
         return found[1] if found else ""

@@ -25,7 +25,7 @@ class _TargetSource(NamedTuple):
     """A judging target and its source: a job, or the preferences if `job` is empty."""
 
     job: str
-    aim: JudgingTarget
+    target: JudgingTarget
     native: int | None
     """Native resolution of the job's base; None if there is no job."""
 
@@ -39,7 +39,7 @@ class TargetTracker:
 
     def __init__(self, jobs: Jobs, datasets: Datasets, settings: Settings, tasks: Tasks) -> None:
         self.changed: Emitter[None] = Emitter()
-        """Emitted when `aim` or `job` changes."""
+        """Emitted when `target` or `job` changes."""
         self.failed: Emitter[ImpastoError] = Emitter()
         """Emitted when a job could not be opened to change its settings."""
         self._jobs, self._datasets, self._settings, self._tasks = jobs, datasets, settings, tasks
@@ -50,22 +50,22 @@ class TargetTracker:
         self._source = self._find()
         settings.changed.connect(lambda _: self._follow())
         jobs.changed.connect(lambda _: self._follow())
-        jobs.turned.connect(self._turn)
-        datasets.known.connect(lambda _: jobs.look(self._follow))
+        jobs.opened_changed.connect(self._turn)
+        datasets.known.connect(lambda _: jobs.refresh(self._follow))
         datasets.closed.connect(lambda _: self._follow())
 
     @property
-    def aim(self) -> JudgingTarget:
+    def target(self) -> JudgingTarget:
         """Return the settings that images and captions are judged by."""
-        return self._source.aim
+        return self._source.target
 
     @property
     def job(self) -> str:
-        """Return the name of the job that sets `aim`; "" if no job uses the open folders."""
+        """Return the name of the job that sets `target`; "" if no job uses the open folders."""
         return self._source.job
 
     def set(self, name: str, value: int | str) -> None:
-        """Change a field of `aim` in the job that uses the open folders, or in the preferences if there is none."""
+        """Change a field of `target` in the job that uses the open folders, or in the preferences if there is none."""
 
         def change(draft: Draft) -> None:
             draft.set(KEYS[name], value)
@@ -82,9 +82,9 @@ class TargetTracker:
 
         A resolution that is the native one of the previous job's base is left out, since the new base may differ.
         """
-        aim, native, judging = self._source.aim, self._source.native, self._settings.preferences.judging
-        resolution = aim.resolution if native else judging.resolution
-        stated = {"resolution": resolution, "tokens": aim.tokens, "lines": aim.lines}
+        target, native, judging = self._source.target, self._source.native, self._settings.preferences.judging
+        resolution = target.resolution if native else judging.resolution
+        stated = {"resolution": resolution, "tokens": target.tokens, "lines": target.lines}
         plain = {"resolution": native, "tokens": JudgingTarget().tokens, "lines": JudgingTarget().lines}
         return {KEYS[name]: value for name, value in stated.items() if value is not None and value != plain[name]}
 
@@ -109,7 +109,7 @@ class TargetTracker:
 
     def _open_draft(self) -> Draft | None:
         draft = self._draft
-        sound = draft.sound if draft else None
+        sound = draft.valid_part if draft else None
         return draft if sound and self._uses(Path(folder.path) for folder in sound.dataset.folders) else None
 
     def _latest(self) -> JobEntry | None:

@@ -15,7 +15,7 @@ from typing import Any
 from app.core.loras.strength import BlockStrength, Layer, layers_of, read_blocks
 from app.core.pixels import Pixels, pixels_of
 from trainer.config.base import Family
-from trainer.config.presets.creating import image_beside
+from trainer.config.presets.creating import preview_image_of
 from trainer.files.header import read_header
 from trainer.files.identify import lora_of_header
 from trainer.protocol.files import long_path
@@ -227,5 +227,5 @@ def _kind(kind: str, layers: Iterable[Layer]) -> str:
 
 def _images(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
     """Yield the images in the metadata, or, if there are none, the image file next to the LoRA."""
-    sources = list(images_of(metadata)) or [beside["image"] for beside in (image_beside(path),) if beside]
+    sources = list(images_of(metadata)) or [beside["image"] for beside in (preview_image_of(path),) if beside]
     yield from (pixels for text in sources if (pixels := pixels_of(text, SIDE)))

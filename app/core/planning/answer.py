@@ -144,7 +144,7 @@ class PlanAnswer:
 def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
     """Build an answer from parsed JSON. Raises ValueError if it is not a plan."""
     try:
-        gpu, reduced = found["card"], found["lighter"] or {}
+        gpu, reduced = found["gpu"], found["reduced_recipe"] or {}
         return PlanAnswer(
             gpu=PlannedGpu(gpu["name"], gpu["total"], gpu["free"], gpu["budget"]),
             family=found["family"],

@@ -36,7 +36,7 @@ _PORTION = 256 * 1024
 _TAIL = 8 * 1024
 _LAST_LINES = 12
 # Phases that recur during or after training; their time is added to that of the steps.
-_BESIDES = ("validate", "preview", "checkpoint", "save")
+_SIDE_PHASES = ("validate", "preview", "checkpoint", "save")
 
 
 @dataclass(slots=True)
@@ -273,7 +273,7 @@ class Run:
         if self.forecast is None or not self.summary.steps:
             return 0.0
         left = max(0.0, 1.0 - self._done / self.summary.steps)
-        return left * sum(phase.seconds for phase in self.forecast.phases if phase.phase in _BESIDES)
+        return left * sum(phase.seconds for phase in self.forecast.phases if phase.phase in _SIDE_PHASES)
 
 
 def read_snapshot(path: Path, offset: int, before: RunSetup) -> RunSnapshot:
@@ -388,7 +388,7 @@ def gpu_of(run: Run, found: Sequence[Gpu]) -> Gpu | None:
     """Return the GPU of a run, found by its process, else by its forecast, else as the only GPU; or None."""
     pid = run.progress.pid
     by_process = (gpu for gpu in found if any(use.pid == pid for use in gpu.uses))
-    by_name = (gpu for gpu in found if run.forecast and gpu.name == run.forecast.card)
+    by_name = (gpu for gpu in found if run.forecast and gpu.name == run.forecast.gpu)
     only = found[0] if len(found) == 1 else None
     return next(by_process, None) or next(by_name, None) or only
 

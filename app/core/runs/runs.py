@@ -95,7 +95,7 @@ class Runs:
 
     def _read(self, shown: Iterable[Path]) -> list[RunSummary]:
         """Return all summaries. Runs on the worker; a run whose folder is gone stays in the list with a problem."""
-        paths = dict.fromkeys((*known_runs(), *_beside_jobs(), *shown))
+        paths = dict.fromkeys((*known_runs(), *_runs_of_jobs(), *shown))
         found = [self._summaries.of(path) for path in paths]
         return sorted(found, key=lambda summary: summary.started, reverse=True)
 
@@ -115,7 +115,7 @@ class Runs:
             self.changed.emit(None)
 
 
-def _beside_jobs() -> Iterable[Path]:
+def _runs_of_jobs() -> Iterable[Path]:
     """Yield the runs in the folders of this user's jobs; they are found even if the list of runs was lost."""
     forgotten = forgotten_runs()
     for marker in sorted((places.home() / "jobs").glob("*/runs/*/run.json")):

@@ -107,7 +107,7 @@ class Series:
         self.loss.add(step, None if event.skipped else event.loss)
         self.grad_norm.add(step, event.grad_norm)
         self.seconds.add(step, event.seconds)
-        self.speed.add(step, event.pictures / event.seconds if event.seconds > 0 else None)
+        self.speed.add(step, event.images / event.seconds if event.seconds > 0 else None)
         if event.memory is not None:
             self.memory.add(step, event.memory)
         for part, rate in event.learning_rates.items():

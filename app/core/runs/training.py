@@ -31,7 +31,7 @@ class Training:
     """Number of other runs training at the same time."""
 
     @property
-    def begins(self) -> bool:
+    def is_starting(self) -> bool:
         """Return whether its engine is still starting."""
         return self.entry is not None
 

@@ -47,16 +47,16 @@ class SeenRuns:
         self._wanted = self._kept = found
 
     @property
-    def kept(self) -> Unfinished:
+    def content(self) -> Unfinished:
         """Return the content loaded from the file, or the content last passed to a write."""
         return self._kept
 
-    def keep(self, unfinished: Unfinished) -> None:
+    def save(self, unfinished: Unfinished) -> None:
         """Write this content to the file in the background."""
         self._wanted = unfinished
         if unfinished != self._kept and not self._writing.busy:
             self._kept = unfinished
-            self._writing.run(lambda: self._write(unfinished), lambda _: self.keep(self._wanted))
+            self._writing.run(lambda: self._write(unfinished), lambda _: self.save(self._wanted))
 
     def close(self) -> None:
         """Write content that is not on disk yet. Call it when no worker is writing."""
@@ -105,7 +105,7 @@ class RunWatcher:
     def __init__(self, runs: Runs, queue: QueueManager, tasks: Tasks) -> None:
         self._runs, self._queue, self._looking = runs, queue, ExclusiveTask(tasks)
         self._memory = SeenRuns(tasks)
-        left = self._memory.kept
+        left = self._memory.content
         self._alive = set(left.runs)
         self._living: dict[Path, RunSummary] = {}
         """Summaries of the runs that were seen alive, by path."""
@@ -137,7 +137,7 @@ class RunWatcher:
         return {path: summary for path, summary in self._living.items() if path in self._alive}
 
     @property
-    def goes_on(self) -> Continuing | None:
+    def continuing(self) -> Continuing | None:
         """Return what continues after the app closes, or None."""
         is_queue_active, entries = self._is_queue_active, self._queue.entries
         # Runs of an earlier session count only once they have been seen alive: they may have ended since.
@@ -228,7 +228,7 @@ class RunWatcher:
             self.resumed.emit(living.path)
 
     def _changed(self) -> None:
-        self._memory.keep(Unfinished(frozenset(self._alive), frozenset(self._pending)))
+        self._memory.save(Unfinished(frozenset(self._alive), frozenset(self._pending)))
         self.changed.emit(None)
 
 

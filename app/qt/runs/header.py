@@ -470,7 +470,7 @@ class RunHeader(QWidget):
         device = run.progress.device
         if device == "cpu":
             return self.tr("the CPU")
-        return run.forecast.card if run.forecast and device.startswith("cuda") else device
+        return run.forecast.gpu if run.forecast and device.startswith("cuda") else device
 
     # --- the rest
 

@@ -52,16 +52,16 @@ _SIDE, _RUN_ABOVE, _BAR = 12, 8, 3
 
 
 class RunModel(StatusModel[RunSummary]):
-    """List model of the runs; `left` returns a run's remaining seconds, `begins` whether a run is starting."""
+    """List model of the runs; `left` returns a run's remaining seconds, `starting` whether a run is starting."""
 
     def __init__(
         self,
         left: Callable[[Path], float | None],
-        begins: Callable[[RunSummary], bool],
+        starting: Callable[[RunSummary], bool],
         parent: QObject | None = None,
     ) -> None:
         super().__init__(lambda run: run.path, parent)
-        self._left, self._begins = left, begins
+        self._left, self._starting = left, starting
         self._beginning: set[Path] = set()
         """Runs whose engine was starting when their status text was created."""
         self._day = _today()
@@ -72,7 +72,7 @@ class RunModel(StatusModel[RunSummary]):
         same_day, self._day = self._day == _today(), _today()
         # By identity: an unchanged run is the same object as last time, which `self.rows` keeps alive until the end.
         before = dict(zip(map(id, self.rows), self.words, strict=True)) if same_day else {}
-        was, self._beginning = self._beginning, {row.path for row in rows if self._begins(row)}
+        was, self._beginning = self._beginning, {row.path for row in rows if self._starting(row)}
         for row in rows:
             if row.path in was ^ self._beginning:
                 before.pop(id(row), None)
@@ -82,7 +82,7 @@ class RunModel(StatusModel[RunSummary]):
         """Return a run's status text, or `before` for an unchanged ended run: there may be hundreds of them."""
         if before is not None and row.state != "running":
             return before
-        return run_status(row, self._left(row.path), begins=row.path in self._beginning)
+        return run_status(row, self._left(row.path), starting=row.path in self._beginning)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
         """Return a run's name, tooltip, text for screen readers, summary, status text or color, by role."""
@@ -158,11 +158,11 @@ class RunList(QListView):
     def __init__(
         self,
         left: Callable[[Path], float | None],
-        begins: Callable[[RunSummary], bool],
+        starting: Callable[[RunSummary], bool],
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self.runs = RunModel(left, begins, self)
+        self.runs = RunModel(left, starting, self)
         self._order: list[Path] = []
         self._quiet = False
         self.setModel(self.runs)

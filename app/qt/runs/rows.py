@@ -158,10 +158,10 @@ def state_color(state: State) -> str:
     return _STATES[state][1]
 
 
-def run_status(run: RunSummary, left: float | None, *, begins: bool = False) -> str:
+def run_status(run: RunSummary, left: float | None, *, starting: bool = False) -> str:
     """Return the status text below a run's name.
 
-    `left` is the time left in seconds, or None if unknown; `begins` is whether the run's engine is starting.
+    `left` is the time left in seconds, or None if unknown; `starting` is whether the run's engine is starting.
     """
     number = QLocale().toString
     if run.state == "running":
@@ -171,12 +171,12 @@ def run_status(run: RunSummary, left: float | None, *, begins: bool = False) -> 
         time_left = _tr("{duration} left").format(duration=format_duration(left)) if left is not None else ""
         steps = _tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)) if run.steps else ""
         return " · ".join(filter(None, (doing or _tr("Running"), steps, time_left)))
-    parts = [starting_word() if begins else run_word(run)]
+    parts = [starting_word() if starting else run_word(run)]
     if run.steps and run.state == "done":
         parts.append(_tr("{steps} steps").format(steps=number(run.step)))
     elif run.steps:
         parts.append(_tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)))
-    if run.started and not begins:
+    if run.started and not starting:
         parts.append(format_past(run.started, time.time()))
     return " · ".join(parts)
 
@@ -190,9 +190,8 @@ _LONGEST_NAME = 40
 
 def training_words(training: Training) -> str:
     """Return one line with the name, step and time left of a run that is training."""
-    words = (
-        f"{short_name(training.summary.name)} · {run_status(training.summary, training.left, begins=training.begins)}"
-    )
+    status = run_status(training.summary, training.left, starting=training.is_starting)
+    words = f"{short_name(training.summary.name)} · {status}"
     return words + (f" (+{training.others})" if training.others else "")
 
 

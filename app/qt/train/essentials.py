@@ -69,13 +69,13 @@ class LengthRow(QWidget):
     def show_draft(self, draft: Draft | None, samples: int | None) -> None:
         """Show this job's length; `samples` is the number of samples per epoch, or None if unknown."""
         self._draft, self._samples = draft, samples
-        key, value = essentials.measure(draft.values) if draft is not None else ("images_seen", None)
+        key, value = essentials.stated_length(draft.values) if draft is not None else ("images_seen", None)
         if value is not None:
             self.measure.setCurrentIndex(max(0, self.measure.findData(key)))
         if self._typed(self.number.text()) != value:
             self.number.show_text(to_text(value))
         self.number.setToolTip(f"recipe.{self.measure.currentData()}")
-        sound = draft.sound if draft is not None else None
+        sound = draft.valid_part if draft is not None else None
         self.words.setText(str(resolve_length(sound.recipe, samples)) if sound and samples else "")
 
     def _typed(self, text: str) -> object:
@@ -87,7 +87,7 @@ class LengthRow(QWidget):
 
     def _on_measure_activated(self) -> None:
         if self._draft is not None:
-            essentials.change_measure(self._draft, self.measure.currentData(), self._samples)
+            essentials.change_length_unit(self._draft, self.measure.currentData(), self._samples)
             self.show_draft(self._draft, self._samples)
 
 

@@ -127,7 +127,7 @@ class LineEditor(Line):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self._setting = setting
-        unset = translated(_NOTHING) if setting.default == "" else setting.otherwise or translated(_AUTOMATIC)
+        unset = translated(_NOTHING) if setting.default == "" else setting.described_default or translated(_AUTOMATIC)
         self.setPlaceholderText(to_text(setting.default) or unset)
         if setting.words:
             self.setCompleter(QCompleter(list(setting.words), self))
@@ -223,7 +223,7 @@ class SettingRow(QWidget):
     def _show_difference(self, differs: bool, expected: object, of_preset: bool) -> None:
         self.mark.setVisible(differs)
         self.back.setVisible(differs)
-        what = to_text(expected) or self.setting.otherwise or self.tr("not set")
+        what = to_text(expected) or self.setting.described_default or self.tr("not set")
         words = self.tr("Reset to preset: {value}") if of_preset else self.tr("Reset to default: {value}")
         self.back.setToolTip(plain_tip(words.format(value=what)))
         self.back.setAccessibleName(f"{self.title.text()}: {words.format(value=what)}")

@@ -251,7 +251,7 @@ class TrainPage(Page):
         self._is_visible = True
         self._timer.start()
         self.session.tasks.run(essentials.recipes, self._on_recipes, reraise)
-        self.session.jobs.look(self._show_first)
+        self.session.jobs.refresh(self._show_first)
         self.sheet.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
@@ -281,9 +281,9 @@ class TrainPage(Page):
         if draft is not None:
             self._stops = [
                 draft.changed.connect(lambda _: self._on_changed()),
-                draft.taken_over.connect(lambda _: self._on_taken_over()),
+                draft.external_change_applied.connect(lambda _: self._on_taken_over()),
                 draft.file.failed.connect(self._on_save_failed),
-                draft.file.kept.connect(self._on_kept),
+                draft.file.backed_up.connect(self._on_kept),
                 draft.file.written.connect(lambda _: self.sheet.show_saved()),
             ]
         self.sheet.show_draft(draft)
@@ -318,7 +318,7 @@ class TrainPage(Page):
         """Apply the recipe that another page requested, as soon as the recipes and a job are loaded."""
         if not self._recipe or not self._presets or self.draft is None:
             return
-        preset = essentials.recipe_called(self._recipe, self._presets, self.draft.family)
+        preset = essentials.find_recipe(self._recipe, self._presets, self.draft.family)
         self._recipe = ""
         if preset is not None:
             essentials.choose_recipe(self.draft, preset)
@@ -349,7 +349,7 @@ class TrainPage(Page):
         if self.session.jobs.all:
             self._show_first()
         words = self.tr("Moved “{name}” to the trash.") if job.moved_to else self.tr("Removed “{name}” from the list.")
-        restore = partial(self.session.jobs.bring_back, job, *self._callbacks(self.show_job))
+        restore = partial(self.session.jobs.restore, job, *self._callbacks(self.show_job))
         self.notified.emit(words.format(name=name), "info", (self.tr("Restore"), restore))
 
     def _report_hidden_images(self) -> None:
@@ -387,7 +387,7 @@ class TrainPage(Page):
 
     def _check_disk(self) -> None:
         if self.draft is not None:
-            self.draft.look()
+            self.draft.check_file()
         self._starting.look()
         self._stop_if_idle()
 
@@ -411,7 +411,7 @@ class TrainPage(Page):
         until_destroyed(
             self,
             self.session.library.altered.connect(lambda _: self._on_library_altered()),
-            self.session.jobs.turned.connect(self._on_turned),
+            self.session.jobs.opened_changed.connect(self._on_turned),
             self.session.jobs.rescued.connect(self._on_rescued),
             self.session.jobs.resolved.connect(self.resolved.emit),
             self.session.jobs.secured.connect(lambda message: self.notified.emit(message, "warning", None)),

@@ -78,7 +78,7 @@ class JobSheet(QScrollArea):
         set_message(self.fault, sentence_of(fault) if fault else "")
         self.essentials.refresh()
         if draft.file.unsaved:
-            self.show_unsaved() if draft.file.fault else self.state.setText(self.tr("Saving…"))
+            self.show_unsaved() if draft.file.error else self.state.setText(self.tr("Saving…"))
         if self.all.isChecked():
             self.form.show_draft(draft)
         self._show_differences(draft)

@@ -84,10 +84,10 @@ class JobStarter(QObject):
         Jobs whose CPU forecast is still pending stay undecided.
         """
         for draft, text in tuple(self._undecided):
-            if not self._session.jobs.agreed_to_cpu(draft.path) and self._forecast.awaits_cpu_seconds(draft):
+            if not self._session.jobs.has_agreed_to_cpu(draft.path) and self._forecast.awaits_cpu_seconds(draft):
                 continue
             seconds = self._forecast.cpu_seconds(draft)
-            if self._session.jobs.agreed_to_cpu(draft.path) or seconds is None or seconds <= LONG_ON_CPU:
+            if self._session.jobs.has_agreed_to_cpu(draft.path) or seconds is None or seconds <= LONG_ON_CPU:
                 self._queue(draft, text)
             elif self._question is None:
                 self._ask(draft, text, seconds)

@@ -271,7 +271,7 @@ EVENTS: tuple[events.Event, ...] = (
     events.PhaseFinished(phase="load", seconds=3.5),
     events.CachingSpeed(phase="cache_pictures", count=20, seconds=4.0, decode=9.0, encode=8.0, write=70.0),
     events.StepEvent(
-        step=12, epoch=2, loss=0.125, grad_norm=0.5, learning_rates={"unet": 1e-4, "text_encoder": 5e-5}, pictures=4,
+        step=12, epoch=2, loss=0.125, grad_norm=0.5, learning_rates={"unet": 1e-4, "text_encoder": 5e-5}, images=4,
         seconds=0.25, skipped=True, loss_scale=1024.0, memory=123456789,
     ),
     events.Validation(step=10, loss=0.1, held_out=True, per_timestep={"100": 0.05, "900": None}),
@@ -295,7 +295,7 @@ EVENTS: tuple[events.Event, ...] = (
 )  # fmt: skip
 
 FORECAST = Forecast(
-    card="NVIDIA GeForce RTX 3060",
+    gpu="NVIDIA GeForce RTX 3060",
     phases=(
         PhaseForecast(
             phase="quantise",
@@ -333,12 +333,12 @@ FORECAST = Forecast(
 )
 
 REPORT = RunReport(
-    card="NVIDIA GeForce RTX 3060",
+    gpu="NVIDIA GeForce RTX 3060",
     system="Linux",
     versions={"torch": "2.10.0", "driver": "570.00"},
     seconds=700.0,
     forecast_seconds=606.5,
-    pictures_per_second=3.5,
+    images_per_second=3.5,
     flops_per_second=2.5e12,
     share_of_limit=0.4,
     phases={
@@ -473,7 +473,7 @@ def write_records(folder: Path) -> None:
     run = RunDirectory(folder)
     assert run.write_status(Status("paused", "cache_texts", 41, 90, 2, 1_760_000_000.5))
     progress = TrainingProgress(
-        step=41, pictures=82, skipped=3, skipped_in_row=2, back_offs=1, best_step=30, best_loss=0.125, unvalidated=True
+        step=41, images=82, skipped=3, skipped_in_row=2, back_offs=1, best_step=30, best_loss=0.125, unvalidated=True
     )
     files.write_json(folder / "progress.json", dataclasses.asdict(progress))
     write_listing(

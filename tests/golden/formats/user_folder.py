@@ -135,7 +135,7 @@ def _write_settings(root: Path) -> None:
     remember_welcome()
     tasks = Tasks(_post)
     memory = SeenRuns(tasks)
-    memory.keep(Unfinished(frozenset({root / "runs" / "sample"}), frozenset({"0123abcd"})))
+    memory.save(Unfinished(frozenset({root / "runs" / "sample"}), frozenset({"0123abcd"})))
     jobs = Jobs(tasks)
     jobs.agree_to_cpu(root / "job.toml")
     memory.close()
@@ -210,7 +210,7 @@ def _write_caches(root: Path) -> None:
         phase="cache_pictures", allocated=100, reserved=200, host=300, seconds=4.5, timeline=((10, 20), (90, 100)),
         peaks=(Peak("decoding", "vae.decoder", "forward", 90, {"weights": 50}, (("vae.decoder", 30),)),),
     )  # fmt: skip
-    results = ResultStore.beside(traces)
+    results = ResultStore.for_traces(traces)
     results.save("result", (outcome,))
     results.save_oom("result", OomResult(1000, 2000, "first_step", (0, 2)))
 

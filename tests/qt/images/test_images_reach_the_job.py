@@ -255,7 +255,7 @@ def test_each_line_a_caption(opened: Window, session: Session, folder: Path, qtb
     QTest.keyClicks(editor.text, "tom")
     qtbot.waitUntil(editor.variants.isVisible)
     editor.variants.click()
-    assert session.target.aim.lines == "variants"
+    assert session.target.target.lines == "variants"
     saved(session, qtbot)
     (sample,) = trained(opened, qtbot)["a"]
     assert sample.image.captions == ("cat a", "tom")

@@ -74,7 +74,9 @@ def test_a_queue_that_is_held_is_not_said_to_begin_anything(page, session, qtbot
 def test_of_many_runs_only_those_that_go_on_or_changed_are_worded_anew(qapp, monkeypatch):
     worded: list[str] = []
     monkeypatch.setattr(
-        lists, "run_status", lambda run, left, begins: worded.append(run.name) or f"{run.state} {left}{' on' * begins}"
+        lists,
+        "run_status",
+        lambda run, left, starting: worded.append(run.name) or f"{run.state} {left}{' on' * starting}",
     )
     days = [1]
     monkeypatch.setattr(lists, "_today", lambda: (2026, days[0]))
@@ -163,7 +165,7 @@ def test_a_run_from_the_command_line_appears_and_is_drawn(page, qtbot, tmp_path)
     assert min(raw.values) < min(smooth.values) < max(smooth.values) < max(raw.values)
     assert board.loss.plot.accessibleDescription().startswith("smoothed: ")
     assert len(board._made) == 6 and all(chart.isVisible() for chart in board._made)
-    assert not board.card.isVisible()  # nobody asks a card about a run that has ended
+    assert not board.gpu_chart.isVisible()  # nobody asks a card about a run that has ended
 
 
 def test_the_window_fits_a_full_hd_screen_at_200_percent(page, window, qtbot, tmp_path):

@@ -247,7 +247,7 @@ def test_a_job_that_is_opened_while_another_goes_into_the_trash_is_shown(
     for name in ("wanted", "latest"):
         session.jobs.create(name, lambda free, _: {"name": free}, made.append, page.failed.emit)
         qtbot.waitUntil(lambda: bool(made) and made[-1].parent.name == name)  # noqa: B023 (within this turn)
-    session.jobs.look()
+    session.jobs.refresh()
     qtbot.waitUntil(lambda: len(session.jobs.all) == 3)
     thrown, read = threading.Event(), job_file.read_job_text
     page.notified.connect(lambda *_: thrown.set())
@@ -267,7 +267,7 @@ def test_the_next_start_shows_the_same_form(
     before = pictured(page)
     assert page.draft is not None
     assert before["recipe.rank"] == ("a few", 'Must be a whole number from 1 to 1024, not the text "a few".', True)
-    page.session.jobs.shut()
+    page.session.jobs.close_job()
     page._show(None)
     window.close()
 

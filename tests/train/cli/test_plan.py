@@ -45,7 +45,7 @@ def job(folder: Path) -> Path:
 def shared_home(folder: Path, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test has traced the others know. However busy the machine is, every fit is looked at."""
     monkeypatch.setenv("IMPASTO_HOME", str(folder / "home"))
-    for name in ("PATIENCE", "PATIENCE_BESIDE"):
+    for name in ("PATIENCE", "ALTERNATIVES_PATIENCE"):
         monkeypatch.setattr(planning, name, 600.0)
 
 
@@ -91,7 +91,7 @@ def test_where_encoding_alone_takes_as_much_no_plan_is_called_smaller(
 def test_what_time_was_too_short_for_is_said(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("PATIENCE", "PATIENCE_BESIDE"):
+    for name in ("PATIENCE", "ALTERNATIVES_PATIENCE"):
         monkeypatch.setattr(planning, name, -1.0)
     assert cli.main(words_of(job, "--json", "--set", "recipe.rank=3")) == 0
     found = json.loads(capsys.readouterr().out)
@@ -124,7 +124,7 @@ import sys
 from trainer import cli
 from trainer.cli import planning
 from trainer.memory.trace import prefetch as aside
-planning.PATIENCE = planning.PATIENCE_BESIDE = aside.PATIENCE = 600.0
+planning.PATIENCE = planning.ALTERNATIVES_PATIENCE = aside.PATIENCE = 600.0
 sys.exit(cli.main(["plan", "--serve"]))
 """
 
@@ -143,7 +143,7 @@ def test_without_a_gpu_a_job_is_forecast_for_the_cpu(job: Path, capsys: pytest.C
         words = ["plan", str(job), "--json", *more, *(word for key in ONE_SIZE for word in ("--set", key))]
         assert cli.main(words) == 0
         found[name] = json.loads(capsys.readouterr().out)
-    assert [answer["card"]["name"] for answer in found.values()] == ["cpu", "cpu", "RTX 4060 8GB"]
+    assert [answer["gpu"]["name"] for answer in found.values()] == ["cpu", "cpu", "RTX 4060 8GB"]
     pick = found["here"]["pick"]
     assert (pick["fit"]["device"], pick["fit"]["dtype"], pick["forecast"]["exact"]) == ("cpu", "fp32", True)
     seconds = {phase["phase"]: phase["seconds"] for phase in pick["forecast"]["phases"]}
@@ -166,7 +166,7 @@ def test_a_newer_question_ends_the_one_before() -> None:
         [(0, "cancelled"), (1, "pick"), (1, "done")],
         [(0, "pick"), (0, "cancelled"), (1, "pick"), (1, "done")],
     )
-    assert answers[-1]["plan"]["card"]["name"] == "RTX 3060 12GB"
+    assert answers[-1]["plan"]["gpu"]["name"] == "RTX 3060 12GB"
 
 
 def test_a_planner_that_nobody_asks_gets_ready_to_trace(monkeypatch: pytest.MonkeyPatch) -> None:

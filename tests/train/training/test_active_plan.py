@@ -139,7 +139,7 @@ def test_a_checkpoint_keeps_the_rungs() -> None:
     down, again = plan(), plan()
     for step in (2, 5):
         down.step_down(step, "train")
-    again.load(json.loads(json.dumps({"rungs": down.state()})))
+    again.load(json.loads(json.dumps({"fallbacks": down.state()})))
     assert [again.at(step) for step in range(7)] == [down.at(step) for step in range(7)]
     again.load({})  # of an older version
     assert again.at(9) == FIT

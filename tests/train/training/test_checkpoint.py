@@ -92,7 +92,8 @@ def test_the_older_one_is_taken_whatever_is_wrong_with_the_newest(tmp_path: Path
     [
         {"progress": {"step": 4}}, {"progress": {"step": "6"}}, {"progress": {}}, {"progress": []}, {"optimizer": {}},
         {"optimizer": {"optimizer": "AdamW", "state": [{"exp_avg": {"tensor": "gone"}}], "groups": []}},
-        {"rungs": 3}, {"rungs": [{"step": 1}]}, {"rungs": [{"step": 1, "number": 1, "rung": {"micro_batch": "x"}}]},
+        {"fallbacks": 3}, {"rungs": [{"step": 1}]}, {"fallbacks": [{"step": 1, "number": 1, "rung": {}}]},
+        {"fallbacks": [{"step": 1, "number": 1, "fallback": {"micro_batch": "x"}}]},
     ],
 )  # fmt: skip
 def test_a_state_that_no_run_can_continue_from_is_passed_over(tmp_path: Path, change: dict[str, object]) -> None:

@@ -38,7 +38,7 @@ def poison(engine: Engine) -> None:
 def test_a_good_step_moves_the_weights(engine: Engine) -> None:
     before = snapshot(engine)
     result = engine.train_step()
-    assert result.skipped is None and result.step == engine.progress.step == 1 and engine.progress.pictures == 3
+    assert result.skipped is None and result.step == engine.progress.step == 1 and engine.progress.images == 3
     assert any(not torch.equal(old, new) for old, new in zip(before, snapshot(engine), strict=True))
 
 

@@ -15,7 +15,7 @@ from trainer.protocol.forecast import (
 
 PEAK = Peak("backward of the first up block", "unet.up_blocks.0", "backward", 5, {"weights": 4}, (("unet", 4),))
 FORECAST = Forecast(
-    card="RTX 3060",
+    gpu="RTX 3060",
     phases=(PhaseForecast("load", 1, 2, 3, 0.5), PhaseForecast("train", 5, 6, 7, 8.5, (PEAK,), ((1, 2), (3, 4)))),
     allocated=5,
     reserved=6,

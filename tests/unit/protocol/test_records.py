@@ -63,6 +63,21 @@ def test_a_bad_record_is_refused_by_its_keys(record: dict[str, object], reason: 
         build(Renamed, record)
 
 
+def test_a_renamed_key_is_read_under_both_names_and_the_present_one_wins() -> None:
+    @json_keys("images", former={"pictures": "images"})
+    @dataclass(frozen=True)
+    class Step:
+        count: int
+
+    assert build(Step, {"pictures": 3}) == build(Step, {"images": 3}) == Step(3)
+    assert build(Step, {"images": 3, "pictures": 4}) == build(Step, {"pictures": 4, "images": 3}) == Step(3)
+    assert to_record(Step(3)) == {"images": 3}
+    with pytest.raises(TypeError, match="images"):
+        build(Step, {"pictures": "3"})
+    with pytest.raises(TypeError, match="no keys"):
+        json_keys(former={"card": "gpu"})(dataclass(type("Empty", (), {})))
+
+
 def test_a_class_without_keys_is_not_written() -> None:
     @dataclass
     class Plain:

@@ -5,12 +5,12 @@ import pytest
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport, read_report, write_report
 
 REPORT = RunReport(
-    card="NVIDIA GeForce RTX 3060",
+    gpu="NVIDIA GeForce RTX 3060",
     system="Windows",
     versions={"torch": "2.13.0", "driver": "581.15"},
     seconds=1200.5,
     forecast_seconds=1100.0,
-    pictures_per_second=0.7,
+    images_per_second=0.7,
     flops_per_second=9.9e12,
     share_of_limit=0.39,
     phases={

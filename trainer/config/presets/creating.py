@@ -219,12 +219,12 @@ def preset_of_lora(path: Path) -> CreatedPreset:
             "sha256": _sha256(metadata.get("ss_new_sd_model_hash", "")),
         },
         "recipe": mapped.recipe,
-        "preview": image_beside(path),
+        "preview": preview_image_of(path),
     }
     return create_preset(data, mapped.notes, not_found)
 
 
-def image_beside(lora: Path) -> dict[str, str] | None:
+def preview_image_of(lora: Path) -> dict[str, str] | None:
     """Return the image next to a LoRA as a preset's `preview` table; None if it is missing or unreadable."""
     for suffix in _IMAGE_SUFFIXES:
         beside = lora.with_suffix(suffix)

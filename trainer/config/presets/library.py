@@ -286,12 +286,12 @@ def changed_keys(former: Preset | None, new: Preset) -> list[tuple[str, str, str
         return changes(_flat_preset(former), _flat_preset(new))
     if new.recipe is None:
         return []
-    return changes(*_beside_defaults(new.recipe, ""))
+    return changes(*_with_defaults(new.recipe, ""))
 
 
 def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
     """Return a recipe's differences from the defaults, such as "recipe.rank = 32 instead of 16"."""
-    defaults, stated = _beside_defaults(recipe, "recipe")
+    defaults, stated = _with_defaults(recipe, "recipe")
     return [
         f"{key} = {toml_value(value)}" + (f" instead of {toml_value(defaults[key])}" if defaults[key] else "")
         for key, value in stated.items()
@@ -305,7 +305,7 @@ def stated_fit(fit: FitConfig) -> list[str]:
     return [f"{key} = {toml_value(value)}" for key, value in flatten(stated, "fit")]
 
 
-def _beside_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _with_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return two mappings for the keys set in a recipe: their default values and their actual values."""
     stated = dict(flatten(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), path))
     defaults = dict(flatten(RecipeConfig().model_dump(mode="json", by_alias=True), path))

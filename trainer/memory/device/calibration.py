@@ -201,7 +201,7 @@ def _evidence(found: Any) -> _Evidence | None:
         report = report_from(found)
         measured, forecast = _times(report)
         return _Evidence(
-            gpu=report.card,
+            gpu=report.gpu,
             system=report.system,
             torch=report.versions.get("torch"),
             context_bytes=_context_bytes(report),

@@ -317,7 +317,7 @@ def _record(simulation: Simulation, graphs: GraphSchedule) -> bool:
     # Captured memory stays reserved in a private pool, even between steps.
     with simulation.allocator.recording():
         done = done and simulation.play("train", graphs.recorded, join="extend")
-    return done and simulation.play("train", graphs.beside, join="extend")
+    return done and simulation.play("train", graphs.uncaptured, join="extend")
 
 
 def retry_seconds(schedule: RunSchedule, retries_by_trace: Sequence[int]) -> float:
@@ -367,7 +367,7 @@ def forecast_of(
     phases = tuple(replace(phase, seconds=timed[phase.phase]) for phase in found)
     workload, steps = schedule.workload, schedule.workload.recipe.steps or 1
     return Forecast(
-        card=device_state.gpu.name,
+        gpu=device_state.gpu.name,
         phases=phases,
         allocated=max(phase.allocated for phase in phases),
         reserved=max(phase.reserved for phase in phases),

@@ -113,7 +113,7 @@ class ResultStore:
         self.shipped = shipped
 
     @classmethod
-    def beside(cls, store: TraceStore) -> ResultStore:
+    def for_traces(cls, store: TraceStore) -> ResultStore:
         """Return a store for the results of the traces in ``store``; it uses the same folders."""
         return cls(store.outcomes, store.shipped_outcomes)
 

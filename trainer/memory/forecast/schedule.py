@@ -75,13 +75,13 @@ class GraphSchedule:
     """Traces of storages that are never freed."""
     recorded: tuple[MemoryTrace, ...]
     """Micro-batches to replay in the graphs' private pool."""
-    beside: tuple[MemoryTrace, ...]
+    uncaptured: tuple[MemoryTrace, ...]
     """Steps without graphs, for shapes that are not captured yet."""
 
     @property
     def traces(self) -> tuple[MemoryTrace, ...]:
         """Return all traces in the order in which they are replayed."""
-        return (*self.held, *self.recorded, *self.beside)
+        return (*self.held, *self.recorded, *self.uncaptured)
 
 
 def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
@@ -89,7 +89,7 @@ def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryT
     return GraphSchedule(
         held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
         recorded=tuple(_as_recorded(each.micro_more) for each in steps),
-        beside=tuple(beside),
+        uncaptured=tuple(beside),
     )
 
 
@@ -242,7 +242,7 @@ class RunSchedule:
         self.workload = workload
         self.counts = counts
         self.rate = rate
-        self.results = ResultStore.beside(traces.store)
+        self.results = ResultStore.for_traces(traces.store)
         self._traces = traces
 
     def steps(self, bucket: Size) -> Steps[MemoryTrace]:

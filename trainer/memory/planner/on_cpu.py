@@ -153,7 +153,7 @@ class _Estimate:
             if phase in timed
         )
         return Forecast(
-            card=CPU,
+            gpu=CPU,
             phases=phases,
             allocated=0,
             reserved=0,

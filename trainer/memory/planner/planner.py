@@ -76,7 +76,7 @@ class PlanResult:
     fallbacks: tuple[FallbackStep, ...] = ()
     complete: bool = True
     """False if time ran out before every fit was evaluated, so a faster one may exist."""
-    complete_beside: bool = True
+    alternatives_complete: bool = True
     """False if time ran out before every alternative was evaluated."""
 
 
@@ -88,7 +88,7 @@ def plan(
     counts: PhaseCounts,
     *,
     until: float | None = None,
-    until_beside: float | None = None,
+    until_alternatives: float | None = None,
     others: bool = True,
     runs: RunSimulator | None = None,
     likely: FitConfig | None = None,
@@ -104,9 +104,10 @@ def plan(
 
     After ``until`` (in time.monotonic() seconds) nothing more is traced, with one exception: before the base is
     quantized, the search continues until it has found a fit that works or knows that there is none. With ``others``,
-    alternatives are searched as well, but nothing is traced for them after ``until_beside``; ``on_pick`` is called with
-    the pick before this second search. If the search has to trace, ``on_soon`` is called first with a fit that works
-    and needs fewer traces: ``likely``, such as the pick of an earlier plan, or the fit that saves the most memory.
+    alternatives are searched as well, but nothing is traced for them after ``until_alternatives``; ``on_pick`` is
+    called with the pick before this second search. If the search has to trace, ``on_soon`` is called first with a fit
+    that works and needs fewer traces: ``likely``, such as the pick of an earlier plan, or the fit that saves the most
+    memory.
     ``runs`` keeps simulations from earlier requests on GPUs with the same workspaces.
 
     Raises JobError if none of the GPU's memory can be used.
@@ -134,7 +135,7 @@ def plan(
     if not others:
         return picked
     # The alternatives have a deadline of their own, and `left_out` from here on is about them, not about the pick.
-    planning.evaluator.until, planning.evaluator.left_out = until_beside, False
+    planning.evaluator.until, planning.evaluator.left_out = until_alternatives, False
     quicker = planning.faster(pick)
     most = int(SMALLER * min(chosen.forecast.reserved, device_state.budget))
     # Later shards are encoded while the model is loaded, so their memory depends on the fit and sets no floor.
@@ -151,7 +152,7 @@ def plan(
         smallest=smallest,
         floor=floor,
         quantized=quantized,
-        complete_beside=not planning.evaluator.left_out,
+        alternatives_complete=not planning.evaluator.left_out,
     )
 
 

@@ -23,7 +23,7 @@ def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True)
     """Yield the remarks on a plan; pass `whole=False` while its search has not finished."""
     if whole and not planned.complete:
         yield Remark("search.incomplete")
-    elif whole and not planned.complete_beside:
+    elif whole and not planned.alternatives_complete:
         yield Remark("alternatives.incomplete")
     yield from request.remarks
     if planned.floor is not None:

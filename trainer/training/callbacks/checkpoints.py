@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.config.fit import FallbackStep
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.records import build, renamed, to_record
+from trainer.protocol.records import build, to_record
 from trainer.protocol.run_directory import RunDirectory
 from trainer.training import checkpoint
-from trainer.training.active_plan import ActivePlan, AppliedFallback
+from trainer.training.active_plan import ActivePlan, AppliedFallback, applied_fallbacks
 from trainer.training.callbacks.lora_export import due
 from trainer.training.engine import Engine, StepResult, TrainingProgress
 from trainer.training.optim.optimizer import pack_state, unpack_state
@@ -70,7 +69,7 @@ def capture(engine: Engine, fallbacks: list[dict[str, object]]) -> checkpoint.Ch
         "optimizer": data,
         "scaler": engine.scaler.state() if engine.scaler else None,
         "fit": engine.job.fit.model_dump(mode="json"),
-        "rungs": fallbacks,
+        "fallbacks": fallbacks,
     }
     masters = {key: master.detach() for key, master in engine.master_weights.masters.items()}
     return checkpoint.Checkpoint(engine.progress.step, masters, tensors, state)
@@ -82,9 +81,7 @@ def is_restorable(saved: checkpoint.Checkpoint) -> bool:
         state: Mapping[str, Any] = saved.state
         progress = build(TrainingProgress, state["progress"])
         optimizer = state["optimizer"]
-        for each in state.get("rungs", ()):
-            fallback = FallbackStep.model_validate(renamed(each["rung"], "ladder"))
-            AppliedFallback(int(each["step"]), int(each["number"]), fallback)
+        applied_fallbacks(state)
         named = list(_tensor_names([optimizer["state"], optimizer["groups"]]))
         sound = isinstance(optimizer["optimizer"], str) and all(name in saved.optimizer for name in named)
     except (ValueError, TypeError, LookupError, AttributeError):

@@ -86,7 +86,7 @@ class StepEventCallback:
                 loss=result.loss,
                 grad_norm=result.grad_norm,
                 learning_rates=result.learning_rates,
-                pictures=result.pictures,
+                images=result.images,
                 seconds=result.seconds,
                 skipped=result.skipped is not None,
                 loss_scale=result.loss_scale,

@@ -153,7 +153,7 @@ class Cache:
 
     def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
         self.entries = CacheKeys(folder, job, source.family, source.vae_hash, source.text_hash)
-        self.latent_store, self.texts = EntryStore(self.entries.pictures), EntryStore(self.entries.texts)
+        self.latent_store, self.texts = EntryStore(self.entries.latents), EntryStore(self.entries.texts)
         self.source = source
         self.device = device
 

@@ -28,12 +28,12 @@ def make_report(
     gpu = gpu_info(device.index or 0) if device.type == "cuda" else None
     driver = {"driver": gpu.driver} if gpu else {}
     return RunReport(
-        card=gpu.name if gpu else "cpu",
+        gpu=gpu.name if gpu else "cpu",
         system=platform.system(),
         versions=versions() | driver,
         seconds=sum(_attempt_seconds(written)),
         forecast_seconds=forecast.seconds if forecast else None,
-        pictures_per_second=sum(event.pictures for event in done) / training if training else 0.0,
+        images_per_second=sum(event.images for event in done) / training if training else 0.0,
         flops_per_second=flops or None,
         share_of_limit=flops / forecast.flops_limit if flops and forecast and forecast.flops_limit else None,
         phases=dict(_phases(written, forecast)),
@@ -46,7 +46,7 @@ def make_report(
 def summarize(report: RunReport) -> str:
     """Return the report as a few short sentences to show at the end of a run."""
     share = f", {report.share_of_limit:.0%} of the GPU's compute limit" if report.share_of_limit else ""
-    sentences = [f"Speed: {report.pictures_per_second:.3g} images per second{share}."]
+    sentences = [f"Speed: {report.images_per_second:.3g} images per second{share}."]
     measured = {name: phase for name, phase in report.phases.items() if phase.measured}
     if measured:
         name, highest = max(measured.items(), key=lambda item: item[1].measured.reserved if item[1].measured else 0)

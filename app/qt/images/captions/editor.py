@@ -180,7 +180,7 @@ class CaptionEditor(QWidget):
 
     @property
     def _lines(self) -> Lines:
-        return self._session.target.aim.lines
+        return self._session.target.target.lines
 
     def _open(self, dialog: QDialog) -> None:
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -385,7 +385,7 @@ class CaptionEditor(QWidget):
         """If there is a single caption, count its tokens and mark where training truncates it."""
         if len(self._chosen) != 1:
             return
-        self.limit.setCurrentIndex(self.limit.findData(self._session.target.aim.tokens))
+        self.limit.setCurrentIndex(self.limit.findData(self._session.target.target.tokens))
         image, limit = self._chosen.images[0], self.limit.currentData()
         measured = self.ruler.count(image.caption or "", self._lines, limit, image.folder.trigger or "")
         self.text.mark(measured or ())

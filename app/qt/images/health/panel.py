@@ -354,7 +354,7 @@ class HealthPanel(QWidget):
     def _on_target_changed(self) -> None:
         self.charts.update_chart()
         target = self._session.target
-        self.resolution.setText(self.tr("Training at {side} px").format(side=target.aim.resolution))
+        self.resolution.setText(self.tr("Training at {side} px").format(side=target.target.resolution))
         tip = self.tr("Resolution of the job “{name}”, which uses these images") if target.job else ""
         self.resolution.setToolTip(tip.format(name=target.job) or self.tr("Resolution of the next new job"))
 

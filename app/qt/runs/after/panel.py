@@ -76,7 +76,7 @@ ACTIONS = (
         icon="save",
     ),
     Action("after.send", _NOOP("Action", "Export to the last folder"), "runs", "send", (), "can_send"),
-    Action("after.card", _NOOP("Action", "Model card…"), "runs", "show_card", (), "can_compare", icon="caption"),
+    Action("after.card", _NOOP("Action", "Model card…"), "runs", "show_model_card", (), "can_compare", icon="caption"),
     Action("after.longer", _NOOP("Action", "Train longer…"), "runs", "ask_longer", (), "can_go_on", icon="train"),
     Action("after.again", _NOOP("Action", "New job from this run"), "runs", "begin_again", (), "has_job", icon="copy"),
 )
@@ -211,7 +211,7 @@ class AfterPanel(QWidget):
         if candidate:
             self.exporting.send(candidate, self._image(candidate), destination)
 
-    def show_card(self) -> None:
+    def show_model_card(self) -> None:
         """Show the model card of the selected LoRA."""
         run, candidate = self._run, self.strip.current()
         if run and run.job and candidate:
@@ -221,7 +221,7 @@ class AfterPanel(QWidget):
                 name = candidate.file.stem
                 return model_card(job, read_summary(candidate.file), candidate, name, _trained_on(listing))
 
-            self._session.tasks.run(work, lambda text: self._show_card(text, candidate.file.stem), self._refused)
+            self._session.tasks.run(work, lambda text: self._on_model_card(text, candidate.file.stem), self._refused)
 
     def ask_longer(self) -> None:
         """Ask for a larger total number of steps, then queue the run to continue up to it."""
@@ -342,7 +342,7 @@ class AfterPanel(QWidget):
         self.choose(step)
         self.trying.strength.setValue(strength)
 
-    def _show_card(self, text: str, name: str) -> None:
+    def _on_model_card(self, text: str, name: str) -> None:
         dialog = ModelCardDialog(self._session, text, name, self)
         dialog.message_shown.connect(self.message_shown.emit)
         dialog.failed.connect(self.failed.emit)

@@ -100,7 +100,7 @@ def speed(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
     return ChartSpec(lines, clip=_CLIP if wishes.clip else 0.0, words=_summary(lines, number))
 
 
-def card(watch: GpuMonitor) -> ChartSpec:
+def gpu_spec(watch: GpuMonitor) -> ChartSpec:
     """Return the chart of GPU load and temperature since monitoring began."""
     tracks = ((watch.load, _tr("load, %"), "series1"), (watch.temperature, _tr("temperature, °C"), "series2"))
     lines = [ChartLine(label, *arrays(track), "plain", color) for track, label, color in tracks if len(track) > 1]
@@ -186,7 +186,7 @@ class Board(QWidget):
 
     def __init__(self, gpu: GpuMonitor, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._card_watch = gpu
+        self._gpu = gpu
         self._runs: Sequence[Run] = ()
         self._made: list[Chart] = []
         self._waiting: list[tuple[Callable[[], Chart], Callable[[], ChartSpec]]] = []
@@ -212,7 +212,7 @@ class Board(QWidget):
         self._follow.setSingleShot(True)
         self._follow.setInterval(_FOLLOW_MS)
         self._follow.timeout.connect(self._update_spans)
-        gpu.changed.connect(lambda _: self._draw_card())
+        gpu.changed.connect(lambda _: self._draw_gpu())
 
     # --- the charts: each is created when first drawn
 
@@ -249,7 +249,7 @@ class Board(QWidget):
         return self._by_step(self.tr("Images per second"), number)
 
     @cached_property
-    def card(self) -> Chart:
+    def gpu_chart(self) -> Chart:
         """Chart of GPU load and temperature, by time instead of by step."""
         return self._placed(Chart(self.tr("GPU"), count, _minutes, whole=False))
 
@@ -297,8 +297,8 @@ class Board(QWidget):
                 self._shown.append(chart)
         elif self._unplaced:
             self._unplaced = False
-            self._draw_card()
-            self._arrange((*self._shown, *([self.card] if len(self._card_watch.load) > 1 else [])))
+            self._draw_gpu()
+            self._arrange((*self._shown, *([self.gpu_chart] if len(self._gpu.load) > 1 else [])))
         elif self._hidden:
             self._hidden.pop(0).show()
         if self._waiting or self._unplaced or self._hidden:
@@ -347,11 +347,11 @@ class Board(QWidget):
         retain_size(chart)
         return chart
 
-    def _draw_card(self) -> None:
-        watch = self._card_watch
+    def _draw_gpu(self) -> None:
+        watch = self._gpu
         if len(watch.load) > 1:
-            self.card.show_steps(watch.load.steps[0], watch.load.steps[-1])
-            self.card.draw(card(watch))
+            self.gpu_chart.show_steps(watch.load.steps[0], watch.load.steps[-1])
+            self.gpu_chart.draw(gpu_spec(watch))
 
     def _arrange(self, charts: tuple[Chart, ...]) -> None:
         """Place these charts in the grid and hide all others; a chart that is alone in its row gets the full width."""

@@ -146,7 +146,7 @@ class ProgressPanel(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._loading = ExclusiveTask(session.tasks)
         self._logarithmic, self._clip = False, True
-        self.card = GpuMonitor(session.tasks)
+        self.gpu = GpuMonitor(session.tasks)
         self.legend = Legend()
         self.difference = DifferenceTable()
         self.waiting = QLabel()
@@ -155,7 +155,7 @@ class ProgressPanel(QWidget):
         self._redraw.timeout.connect(self.draw)
         self._gpu_timer = QTimer(self)
         self._gpu_timer.setInterval(_GPU_POLL_MS)
-        self._gpu_timer.timeout.connect(self.card.look)
+        self._gpu_timer.timeout.connect(self.gpu.look)
         self._lay_out()
         commands.add(ACTIONS, self)
         self.every.setDefaultAction(commands["charts.all"])
@@ -168,7 +168,7 @@ class ProgressPanel(QWidget):
         if self.board and (not self.runs or not runs or self.runs[0] is not runs[0]):
             self.board.steps = None
         self.runs = tuple(runs)
-        self.card.watch(self.runs[0] if runs else None)
+        self.gpu.watch(self.runs[0] if runs else None)
         self._ends = [
             event.connect(lambda _: self._schedule_draw())
             for run in runs
@@ -269,7 +269,7 @@ class ProgressPanel(QWidget):
         """Create the board, whose charts are created when first drawn."""
         from app.qt.runs.charts.board import Board
 
-        self.board = Board(self.card)
+        self.board = Board(self.gpu)
         self._column.insertWidget(1, self.board, 1)
         self.draw()
 

@@ -51,10 +51,10 @@ ACTIONS = (
         "samples.beside",
         _NOOP("Action", "Samples side by side"),
         "runs",
-        "set_beside",
+        "set_side_by_side",
         ("Shift+B",),
         "in_compare",
-        "is_beside",
+        "is_side_by_side",
         "beside",
     ),
     Action(
@@ -206,7 +206,7 @@ class SampleMatrix(QWidget):
         """Return whether the comparison is shown."""
         return self.stack.currentWidget() is self.compare
 
-    def is_beside(self) -> bool:
+    def is_side_by_side(self) -> bool:
         """Return whether the compared samples are side by side."""
         return self.compare.side_by_side
 
@@ -229,7 +229,7 @@ class SampleMatrix(QWidget):
         else:
             self.show_grid()
 
-    def set_beside(self, on: bool) -> None:
+    def set_side_by_side(self, on: bool) -> None:
         """Arrange the compared samples side by side, or overlay them."""
         self.compare.set_side_by_side(on)
 

@@ -287,7 +287,7 @@ def test_captions_that_were_edited_since_are_told_and_the_card_says_what_was_lea
     panel.show()
     qtbot.waitUntil(lambda: "captions changed: 2" in panel.edited_words.text())
     qtbot.waitUntil(lambda: panel.strip.current() is not None)
-    panel.show_card()
+    panel.show_model_card()
     qtbot.waitUntil(lambda: isinstance(panel.dialog, ModelCardDialog))
     text = panel.dialog.text.toPlainText()
     assert text.startswith("# neon\n") and "| Validation loss | 0.0832 |" in text and "| Images | 18 |" in text

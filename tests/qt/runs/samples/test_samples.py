@@ -185,7 +185,7 @@ def test_at_its_ends_the_line_shows_one_sample_alone(compared):
 
 
 def test_side_by_side_both_are_whole_and_zoomed_as_one(compared, qtbot):
-    compared.set_beside(True)
+    compared.set_side_by_side(True)
     stage = compared.compare.stage
     assert not stage.first.geometry().intersects(stage.second.geometry())
     assert (_seen_at(compared, 0.25), _seen_at(compared, 0.75)) == (

@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module in (request, workload):
         monkeypatch.setattr(module, "bundled_configs", partial(tiny_configs, depth=1))
     # However busy the machine is, every fit is looked at.
-    for name in ("PATIENCE", "PATIENCE_BESIDE"):
+    for name in ("PATIENCE", "ALTERNATIVES_PATIENCE"):
         monkeypatch.setattr(planning, name, 600.0)
     monkeypatch.chdir(tmp_path)
 

@@ -22,10 +22,10 @@ def test_a_finished_run_is_learned_from_and_trouble_with_that_is_told(tmp_path):
     job = write_job(tmp_path, tiny_base("sd15", tmp_path, depth=1), photographs(tmp_path / "pictures", 3))
     assert start(job, SHORT, told.append, learn=troubled) == 0
     (report,) = reports
-    assert (report.card, report.seconds > 0) == ("cpu", True)
+    assert (report.gpu, report.seconds > 0) == ("cpu", True)
     assert [event.sentence for event in told if isinstance(event, events.Notice) and event.code == "calibration"] == [
         "Kept, with trouble."
     ]
     (kept,) = json.loads(calibration_file().read_text(encoding="utf-8"))["runs"]
-    assert kept["pictures_per_second"] == report.pictures_per_second
+    assert kept["images_per_second"] == report.images_per_second
     assert corrections("cpu", report.system, versions()).runs == 1

@@ -95,7 +95,7 @@ def test_only_a_limit_that_may_hinder_is_played(traces: TraceLibrary) -> None:
 def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: TraceLibrary, tmp_path: Path) -> None:
     """Within the bounds every limit does the same, on either side of them not: then it is played."""
     course, situation = course_of(small_workload(previews=False, effective_batch=2), traces), device_state_with(AMPLE)
-    course.results = ResultStore.beside(TraceStore(tmp_path))
+    course.results = ResultStore.for_traces(TraceStore(tmp_path))
     need = simulate_run(course, situation, None).reserved
     capacity, failed = need - 512, set()
     while capacity > need // 3:
@@ -167,6 +167,6 @@ def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: Path, traces: Trac
     course = course_of(small_workload(previews=False, effective_batch=2), traces)
     blocked = tmp_path / "file"
     blocked.write_text("no folder", encoding="utf-8")
-    course.results = ResultStore.beside(TraceStore(blocked / "below"))
+    course.results = ResultStore.for_traces(TraceStore(blocked / "below"))
     whole = RunSimulator(device_state_with(AMPLE)).unlimited_result(course, brief=False)
     assert whole == RunSimulator(device_state_with(AMPLE)).unlimited_result(course, brief=False)

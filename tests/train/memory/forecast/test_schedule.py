@@ -127,7 +127,7 @@ def test_what_was_recorded_stays_taken_and_serves_nobody(traces: TraceLibrary) -
     plain = RunSchedule(subject, traces, PhaseCounts(), RATE)
     graphed = with_graphs(plain, traces)
     graphs = graphed.graphs()
-    assert graphs is not None and not graphs.beside and plain.graphs() is None
+    assert graphs is not None and not graphs.uncaptured and plain.graphs() is None
     runs = RunSimulator(SITUATION)
     alone = runs.simulate(plain, None, chapters=GROUPS_TO_TRAINING).copy(None).allocator
     found = runs.simulate(graphed, None, chapters=GROUPS_TO_TRAINING).allocator
@@ -148,7 +148,7 @@ def test_a_shape_that_comes_late_is_computed_beside_what_was_recorded(traces: Tr
     plain = course_of(traces, 2)
     graphed = with_graphs(plain, traces)
     graphs = graphed.graphs()
-    assert graphs is not None and graphs.beside == plain.round()
+    assert graphs is not None and graphs.uncaptured == plain.round()
     runs = RunSimulator(SITUATION)
     plainly, taken = (runs.unlimited_result(course, brief=True) for course in (plain, graphed))
     before, after = (next(one for one in outcome if one.phase == "train").reserved for outcome in (plainly, taken))

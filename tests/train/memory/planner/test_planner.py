@@ -308,12 +308,12 @@ def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: TraceLibrary,
     assert room is not None
     within = device_state_with(room.forecast.reserved)
     whole = plan(subject, FitConfig(), within, traces, OCCASIONS)
-    hurried = plan(subject, FitConfig(), within, TraceLibrary(TraceStore(tmp_path)), OCCASIONS, until_beside=0.0)
+    hurried = plan(subject, FitConfig(), within, TraceLibrary(TraceStore(tmp_path)), OCCASIONS, until_alternatives=0.0)
     assert hurried.pick is not None
     assert whole.pick is not None
     assert hurried.pick.fit == whole.pick.fit
-    assert (whole.complete, whole.complete_beside) == (True, True)
-    assert (hurried.complete, hurried.complete_beside) == (True, False)
+    assert (whole.complete, whole.alternatives_complete) == (True, True)
+    assert (hurried.complete, hurried.alternatives_complete) == (True, False)
     assert whole.smallest or not hurried.smallest
 
 
@@ -323,7 +323,7 @@ def test_in_haste_nothing_smaller_is_not_denied(traces: TraceLibrary, tmp_path: 
     whole = plan(subject, written, device_state_with(AMPLE), traces, OCCASIONS)
     assert whole.smaller is not None
     empty = TraceLibrary(TraceStore(tmp_path))
-    hurried = plan(subject, written, device_state_with(AMPLE), empty, OCCASIONS, until_beside=0.0)
+    hurried = plan(subject, written, device_state_with(AMPLE), empty, OCCASIONS, until_alternatives=0.0)
     assert (hurried.smaller, hurried.floor) == (None, None)
     assert not hurried.smallest
 

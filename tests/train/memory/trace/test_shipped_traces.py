@@ -147,7 +147,7 @@ def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
 
 
 def test_shipped_outcomes_are_those_that_are_asked_for(index: Mapping[str, Notes], shipped: TraceLibrary) -> None:
-    store = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    store = ResultStore.for_traces(TraceStore(Path("nowhere"), asset_path("traces")))
     for key, note in index["outcomes"].items():
         runs, course = noted_run(note, shipped)
         assert runs.key(course) == key, REMEDY
@@ -169,20 +169,20 @@ def wrong(store: ResultStore, notes: Notes, traces: TraceLibrary) -> list[str]:
 @pytest.fixture(scope="module")
 def looked_at(index: Mapping[str, Notes]) -> Notes:
     """Of each family an unquantized and a quantized run."""
-    store = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    store = ResultStore.for_traces(TraceStore(Path("nowhere"), asset_path("traces")))
     notes = {key: note for key, note in index["outcomes"].items() if store.load(key, brief=True) is not None}
     kinds = {(note["family"], note["fit"]["quantize"] == "none"): key for key, note in notes.items()}
     return {key: notes[key] for key in kinds.values()}
 
 
 def test_playing_again_gives_what_ships(looked_at: Notes, shipped: TraceLibrary) -> None:
-    store = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    store = ResultStore.for_traces(TraceStore(Path("nowhere"), asset_path("traces")))
     assert not wrong(store, looked_at, shipped), REMEDY
 
 
 def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes], shipped: TraceLibrary) -> None:
     """Of each family that run which ends soonest: a phase before training, where there is one."""
-    store = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    store = ResultStore.for_traces(TraceStore(Path("nowhere"), asset_path("traces")))
     soonest: dict[str, tuple[int, str, OomResult]] = {}
     for key, note in index["outcomes"].items():
         for found in store.oom_result(key):
@@ -209,7 +209,7 @@ def test_what_is_called_smaller_takes_less_of_the_card(index: Mapping[str, Notes
 
 
 def test_a_wrong_outcome_would_be_noticed(looked_at: Notes, shipped: TraceLibrary, tmp_path: Path) -> None:
-    sound = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    sound = ResultStore.for_traces(TraceStore(Path("nowhere"), asset_path("traces")))
     key = next(key for key, note in looked_at.items() if note["family"] == "sd15")
     kept = sound.load(key, brief=False) or sound.load(key, brief=True)
     assert kept is not None

@@ -21,7 +21,7 @@ from trainer.training.reporting.report import make_report, summarize
 
 GIB = 1 << 30
 FORECAST = Forecast(
-    card="RTX 3060",
+    gpu="RTX 3060",
     phases=(
         PhaseForecast("train", 5 * GIB, 6 * GIB, GIB, 8.0),
         PhaseForecast("preview", 3 * GIB, 4 * GIB, GIB, 2.0),
@@ -59,7 +59,7 @@ WRITTEN = [
 def test_all_attempts_are_taken_together() -> None:
     report = make_report(WRITTEN, FORECAST, torch.device("cpu"), steps=2)
     assert (report.seconds, report.forecast_seconds, report.time_factor) == (5.0 + 4.0, 12.0, 1.25)
-    assert report.pictures_per_second == 12 / 5.0
+    assert report.images_per_second == 12 / 5.0
     # 4e12 a step, three steps in five seconds.
     assert report.flops_per_second == pytest.approx(12e12 / 5) and report.share_of_limit == pytest.approx(0.6)
     train, load, preview = (report.phases[name] for name in ("train", "load", "preview"))
@@ -91,7 +91,7 @@ def test_a_real_run_leaves_its_report(tmp_path: Path) -> None:
     assert set(report.phases) == expected | {"save"}
     assert all(phase.seconds > 0 and phase.measured is None for phase in report.phases.values())
     assert sum(phase.seconds for phase in report.phases.values()) <= report.seconds
-    assert report.card == "cpu" and report.pictures_per_second > 0 and report.exhausted == 0
+    assert report.gpu == "cpu" and report.images_per_second > 0 and report.exhausted == 0
     assert {phase: one.count for phase, one in report.caching.items()} == {
         event.phase: event.total for event in trial.of(events.PhaseStarted) if event.phase in report.caching
     }

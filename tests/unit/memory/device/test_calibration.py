@@ -23,12 +23,12 @@ def phase(forecast=8 * GIB, measured=8 * GIB, device=None, shortfall=0, seconds=
 
 def report(card=CARD, system=SYSTEM, torch="2.13.0", time_factor=1.0, **phases):
     return RunReport(
-        card=card,
+        gpu=card,
         system=system,
         versions={"torch": torch},
         seconds=200.0,
         forecast_seconds=100.0,
-        pictures_per_second=1.0,
+        images_per_second=1.0,
         flops_per_second=None,
         share_of_limit=None,
         phases=phases,

@@ -63,7 +63,7 @@ def test_what_ships_comes_first_and_is_left_alone(tmp_path: Path) -> None:
     shipped = tmp_path / "traces" / "outcomes.zip"
     write_outcomes(shipped, {"key": outcome(1), "other": outcome(2)})
     sound = shipped.read_bytes()
-    store = ResultStore.beside(TraceStore(tmp_path / "own", tmp_path / "traces"))
+    store = ResultStore.for_traces(TraceStore(tmp_path / "own", tmp_path / "traces"))
     store.save("key", outcome(3))
     assert store.load("key", brief=False) == outcome(1)
     assert store.load("other", brief=False) == outcome(2)

@@ -106,7 +106,7 @@ def test_an_export_holds_what_it_says_of_itself_and_other_programs_find_its_pict
         assert beside.size == (400, 600) and not beside.info, "the prompt is not given away"
     words = json.loads(made.file.with_suffix(".json").read_text(encoding="utf-8"))
     assert (words["sd version"], words["activation text"]) == ("SDXL", "sks, neon")
-    assert set(made.file.parent.iterdir()) == {made.file, *made.beside}
+    assert set(made.file.parent.iterdir()) == {made.file, *made.extra_files}
 
 
 def test_nothing_is_overwritten_without_being_asked(lora: Path, picture: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_listed_caption_gets_a_file_that_wins_and_undo_takes_it_away(tmp_path:
     set_to(world, 2, "mine")
     world.settle()
     assert (world.data / "c.txt").read_bytes() == b"mine"
-    assert told == ["notice.beside_list"]
+    assert told == ["notice.replaces_list"]
     world.history.undo()
     world.settle()
     assert not (world.data / "c.txt").exists()

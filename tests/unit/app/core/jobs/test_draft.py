@@ -242,7 +242,7 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
 def test_what_another_program_wrote_is_kept_before_it_is_overwritten(desk, tasks, file):
     draft = opened(file, tasks)
     kept: list[Path] = []
-    draft.file.kept.connect(kept.append)
+    draft.file.backed_up.connect(kept.append)
     draft.set("recipe.rank", 9)
     settled(desk, draft)
     assert kept == []  # the comment is still in the file
@@ -255,11 +255,11 @@ def test_what_another_program_wrote_is_kept_before_it_is_overwritten(desk, tasks
 def test_another_programs_change_is_taken_over_and_undo_brings_ours_back(desk, tasks, file):
     draft = opened(file, tasks)
     reported: list[None] = []
-    draft.taken_over.connect(reported.append)
+    draft.external_change_applied.connect(reported.append)
     draft.set("recipe.rank", 9)
     settled(desk, draft)
     file.write_text(BARE.replace("rank = 8", "rank = 99"), encoding="utf-8")
-    draft.look()
+    draft.check_file()
     desk.until(lambda: bool(reported))
     assert draft.get("recipe.rank") == 99
     draft.undo()
@@ -275,17 +275,17 @@ def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, ta
     monkeypatch.setattr(draft, "_take_over", lambda text: (take_over(text), read.append(text)))
     file.write_text("rank = = 3", encoding="utf-8")
     for turn in (1, 2):  # what is looked at late would be what is written next
-        draft.look()
+        draft.check_file()
         desk.until(lambda turn=turn: len(read) == turn)
     assert [error.code for error in errors] == ["job.toml"] and draft.get("recipe.rank") == 8
     resolved: list[JobError] = []
     draft.file.resolved.connect(resolved.append)
     file.write_text(BARE, encoding="utf-8")
-    draft.look()
+    draft.check_file()
     desk.until(lambda: len(read) == 3)
     assert resolved == errors
     file.write_text("rank = = 3", encoding="utf-8")
-    draft.look()
+    draft.check_file()
     desk.until(lambda: len(errors) == 2)  # it is broken anew
     draft.set("recipe.rank", 9)
     settled(desk, draft)
@@ -302,17 +302,17 @@ def test_another_reason_why_a_job_cannot_be_written_takes_the_place_of_the_forme
         refuse_writing(file.parent, patch)
         draft.set("recipe.rank", 77)
         desk.until(lambda: len(reported) == 1)
-        assert draft.file.fault is reported[0] and resolved == []
+        assert draft.file.error is reported[0] and resolved == []
         refuse_writing(file.parent, patch, errno.ENOSPC)
-        draft.look()
+        draft.check_file()
         desk.until(lambda: len(reported) == 2)
         assert "the disk is full" in reported[1].sentence and resolved == reported[:1]
-        draft.look()
+        draft.check_file()
         desk.until(lambda: draft.file._writing is None)
         assert len(reported) == 2
-    draft.look()
+    draft.check_file()
     settled(desk, draft)
-    assert resolved == reported and draft.file.fault is None
+    assert resolved == reported and draft.file.error is None
 
 
 def test_every_setting_of_the_schema_can_be_typed_and_its_default_is_right(tasks, file):
@@ -343,7 +343,7 @@ def test_a_token_in_the_base_link_reaches_neither_the_file_nor_the_form(
     desk.until(lambda: bool(messages))
     other = {**on_disk(file), "name": "other", "base": {"model": LINK + "sEcReT-2"}}
     file.write_text(to_toml(other), encoding="utf-8")
-    draft.look()
+    draft.check_file()
     desk.until(lambda: draft.name == "other")
     assert draft.get("base.model") == settled(desk, draft)["base"]["model"] == SAFE
     assert "sEcReT" not in "".join(path.read_text(encoding="utf-8") for path in file.parent.glob("*.toml"))

@@ -105,7 +105,7 @@ def test_a_change_that_was_taken_over_is_the_text_to_edit(draft: Draft, desk: De
     theirs = COMMENTED.replace("0x8", "99").replace("# small is enough", "# large is better")
     for text, rank in ((theirs, 99), (ours, 9), (theirs, 99)):
         draft.path.write_text(text, encoding="utf-8", newline="\n")
-        draft.look()
+        draft.check_file()
         desk.until(lambda rank=rank: draft.get("recipe.rank") == rank)
     draft.set("recipe.seed", 3)
     assert "# large is better" in text_of(draft, desk)

@@ -93,14 +93,14 @@ def test_jobs_are_listed_duplicated_thrown_away_and_brought_back(desk, jobs, fil
     assert on_disk(copy) == {**draft.values, "name": "Höhle: 1 2"}
     done(desk, jobs.open, file)
     looked: list[None] = []
-    jobs.look(lambda: looked.append(None))
+    jobs.refresh(lambda: looked.append(None))
     desk.until(lambda: bool(looked))
     assert {entry.name for entry in jobs.all} == {"Höhle: 1", "Höhle: 1 2", "höhle"}
     desk.until(lambda: on_disk(path).get("recipe") == {"rank": 5})  # the one that was open goes there behind the next
     (path.parent / "runs").mkdir()
     thrown = done(desk, jobs.trash, path)
     assert not path.exists() and (path.parent / "runs").is_dir() and thrown.moved_to is not None
-    done(desk, jobs.bring_back, thrown)
+    done(desk, jobs.restore, thrown)
     assert on_disk(path)["recipe"]["rank"] == 5
     assert done(desk, jobs.trash, file).moved_to is None and file.exists()  # one of others' is only taken off the list
     assert file not in [entry.path for entry in jobs.all]
@@ -121,7 +121,7 @@ def test_the_list_of_jobs_elsewhere_outlives_the_session(desk, tasks, tmp_path, 
     jobs.close()
     later = Jobs(tasks, tmp_path / "jobs")
     looked: list[None] = []
-    later.look(lambda: looked.append(None))
+    later.refresh(lambda: looked.append(None))
     desk.until(lambda: bool(looked))
     assert later.last == file and [entry.name for entry in later.all] == ["höhle"]
     (tmp_path / "jobs" / "list.json").write_text("{", encoding="utf-8")
@@ -179,7 +179,7 @@ def test_what_is_told_of_a_broken_file_is_over_when_another_job_is_opened(desk, 
     draft.file.failed.connect(reported.append)
     jobs.resolved.connect(resolved.append)
     file.write_text("rank = = 3", encoding="utf-8")
-    draft.look()
+    draft.check_file()
     desk.until(lambda: bool(reported))
     other = done(desk, jobs.create, "other", new)
     done(desk, jobs.open, other)
@@ -192,7 +192,7 @@ def test_a_job_that_is_let_go_is_written_and_one_that_comes_back_meanwhile_is_as
     draft = done(desk, jobs.open, file)
     draft.set("recipe.rank", 77)
     draft.set("recipe.rank", 78)  # waits for the first to be written
-    jobs.shut()
+    jobs.close_job()
     assert jobs._closing
     again: list[Draft] = []
     jobs.open(file, again.append, again.append)  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def test_a_look_that_waited_for_its_turn_does_not_show_a_job_that_was_thrown_awa
     tasks.run(lambda: free.wait(120), lambda _: None, reraise)  # a slow disk
     jobs.trash(file, thrown.append, reraise)
     tasks.run(lambda: free.wait(120), lambda _: None, reraise)
-    jobs.look(lambda: looked.append(True))
+    jobs.refresh(lambda: looked.append(True))
     desk.until(lambda: thrown)
     free.set()
     desk.until(lambda: looked)
@@ -243,11 +243,11 @@ def test_what_was_read_before_a_job_was_thrown_away_does_not_show_it_when_it_com
         return entries
 
     done(desk, jobs.open, file)
-    jobs.look(lambda: looked.append(True))
+    jobs.refresh(lambda: looked.append(True))
     desk.until(lambda: looked)
     assert [entry.path for entry in jobs.all] == [file]
     monkeypatch.setattr(jobs_module, "_entries", late)
-    jobs.look(lambda: looked.append(True))
+    jobs.refresh(lambda: looked.append(True))
     assert read.wait(120)
     done(desk, jobs.trash, file)
     goes_on.set()

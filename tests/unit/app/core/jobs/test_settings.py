@@ -39,4 +39,4 @@ def test_labels_are_unique_within_a_table_and_short() -> None:
     ],
 )
 def test_the_default_of_an_empty_setting_is_read_off_its_help(key: str, default: str) -> None:
-    assert setting(key).otherwise == default
+    assert setting(key).described_default == default

@@ -45,7 +45,7 @@ class Page:
         self.datasets.open(self.images)
         self.desk.until(lambda: known)
         looked: list[object] = []
-        self.jobs.look(lambda: looked.append(None))
+        self.jobs.refresh(lambda: looked.append(None))
         self.desk.until(lambda: looked)
         return self.target
 
@@ -61,10 +61,10 @@ def page(tmp_path: Path) -> Any:
 
 def test_without_a_job_the_choice_is_kept_for_the_next_new_one(page: Page) -> None:
     target = page.open()
-    assert (target.aim, target.job, target.for_new_job()) == (JudgingTarget(), "", {})
+    assert (target.target, target.job, target.for_new_job()) == (JudgingTarget(), "", {})
     target.set("resolution", 1024)
     target.set("lines", "variants")
-    assert target.aim == JudgingTarget(1024, 75, "variants")
+    assert target.target == JudgingTarget(1024, 75, "variants")
     assert target.for_new_job() == {"recipe.resolution": 1024, "dataset.lines": "variants"}
     page.settings.file.settle()
     assert Settings(page.settings.file.path).preferences.judging.resolution == 1024
@@ -75,17 +75,17 @@ def test_the_latest_job_for_the_images_counts_and_its_base_is_looked_at(page: Pa
     page.job("new", 2.0, base={"model": str(asset_path("demo", "base"))}, recipe={"token_chunks": 150})
     write_new(page.jobs.folder, {"name": "other", "dataset": {"folders": [{"path": str(page.folder / "x")}]}})
     target = page.open()
-    page.desk.until(lambda: target.aim.resolution == 512)  # the native one of SD 1.5
-    assert (target.job, target.aim.tokens) == ("new", 150)
+    page.desk.until(lambda: target.target.resolution == 512)  # the native one of SD 1.5
+    assert (target.job, target.target.tokens) == ("new", 150)
     assert target.for_new_job() == {"recipe.token_chunks": 150}
 
 
 def test_a_change_opens_the_job_and_is_in_its_file(page: Page) -> None:
     path = page.job("mine", 1.0, base={"model": "a/base", "family": "sdxl"})
     target, opened = page.open(), []
-    page.jobs.turned.connect(opened.append)
+    page.jobs.opened_changed.connect(opened.append)
     target.set("resolution", 768)
-    page.desk.until(lambda: target.aim.resolution == 768)
+    page.desk.until(lambda: target.target.resolution == 768)
     assert [draft.path for draft in opened if draft] == [path]
     page.jobs.close()
     assert tomllib.loads(path.read_text(encoding="utf-8"))["recipe"]["resolution"] == 768
@@ -97,7 +97,7 @@ def test_a_closed_folder_leaves_its_job(page: Page) -> None:
     target = page.open()
     assert target.job == "mine"
     page.datasets.close(page.images)
-    assert (target.job, target.aim.resolution) == ("", 1024)
+    assert (target.job, target.target.resolution) == ("", 1024)
 
 
 @pytest.mark.parametrize("wrong", [None, "512", 7, 9999, 500, True, [512]])

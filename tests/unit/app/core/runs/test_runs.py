@@ -67,7 +67,7 @@ def test_a_run_is_told_whole(tmp_path, desk):
     assert run.summary.state == "done"
     assert (run.summary.step, run.summary.steps) == (40, 40)
     assert run.job.recipe.rank == 16
-    assert run.forecast.card == "RTX 3060 12GB"
+    assert run.forecast.gpu == "RTX 3060 12GB"
     held = {event.step: event.loss for event in run.validations}
     assert run.series.best_step() == min(held, key=held.get)
 

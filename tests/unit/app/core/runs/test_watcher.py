@@ -198,13 +198,13 @@ def test_a_queue_in_which_something_only_waits_goes_on_and_trains_nothing(watche
     queue = watcher.queue.queue
     entry = queue.put(new_entry(job_file(tmp_path)))
     read(watcher)
-    assert watcher.run_watcher.goes_on is None, "nobody works on it"
+    assert watcher.run_watcher.continuing is None, "nobody works on it"
     with locks.hold_lock(queue.worker_lock, 0.0):
         read(watcher)
-        assert watcher.run_watcher.goes_on == "queue"
+        assert watcher.run_watcher.continuing == "queue"
         change(queue, entry.id, state="running")
         read(watcher)
-        assert watcher.run_watcher.goes_on == "training"
+        assert watcher.run_watcher.continuing == "training"
 
 
 def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher, tmp_path):
@@ -214,7 +214,7 @@ def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher
         with held(run) as engine:
             watcher.learn()
             read(watcher)
-            assert watcher.run_watcher.watching and watcher.run_watcher.goes_on == "training"
+            assert watcher.run_watcher.watching and watcher.run_watcher.continuing == "training"
             engine.stand("done", 1000)
         watcher.until(lambda: watcher.ended)
         change(queue, entry.id, state="done")
@@ -259,11 +259,11 @@ def test_what_ended_while_the_app_was_closed_is_told_once_at_the_next_start(watc
         change(queue, second.id, state="failed", problem="There is no base.")
         with a_desk() as desk:
             again = Watcher(desk)
-            assert again.run_watcher.watching and again.run_watcher.goes_on is None, (
+            assert again.run_watcher.watching and again.run_watcher.continuing is None, (
                 "of the last time, and not seen yet"
             )
             again.learn()
-            assert again.run_watcher.goes_on == "training"
+            assert again.run_watcher.continuing == "training"
             read(again)
             again.until(lambda: len(again.ended) == 3)
             goes_on.stand("done", 5)
