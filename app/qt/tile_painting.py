@@ -28,28 +28,28 @@ class CellPainter:
         return self.metrics.height() + 6
 
     def paint(
-        self, painter: QPainter, cell: QRect, picture: LibraryImage, image: QPixmap | str | None, text: str | None,
+        self, painter: QPainter, cell: QRect, record: LibraryImage, image: QPixmap | str | None, text: str | None,
         *, selected: bool, current: bool, focused: bool,
     ) -> None:  # fmt: skip
         """Paint a cell; `image` is the thumbnail, or the reason why there is none, or None while it is loading."""
         square = QRect(cell.left(), cell.top(), cell.width(), cell.width())
         if selected:
             panel(painter, QRectF(cell), colors().accent)
-        self.image(painter, square.adjusted(_INSET, _INSET, -_INSET, -_INSET), picture, image)
-        self._badges(painter, square, picture)
+        self.image(painter, square.adjusted(_INSET, _INSET, -_INSET, -_INSET), record, image)
+        self._badges(painter, square, record)
         if text is not None:
             self._text(painter, cell, text or _no_caption(), selected, bool(text))
         if current and focused:
             ring(painter, cell, selected=selected)
 
-    def image(self, painter: QPainter, room: QRect, picture: LibraryImage, image: QPixmap | str | None) -> None:
+    def image(self, painter: QPainter, room: QRect, record: LibraryImage, image: QPixmap | str | None) -> None:
         """Paint a thumbnail centered in `room`; if it is still loading, an empty frame; if it failed, a warning."""
         if not isinstance(image, QPixmap):
-            self._sign(painter, room, image or picture.problem)
+            self._sign(painter, room, image or record.problem)
             return
         size = image.deviceIndependentSize()
         corner = QPointF(room.center().x() + 1 - size.width() / 2, room.center().y() + 1 - size.height() / 2)
-        painter.setOpacity(_DIMMED if picture.excluded else 1.0)
+        painter.setOpacity(_DIMMED if record.excluded else 1.0)
         painter.drawPixmap(corner.toPoint(), image)
         painter.setOpacity(1.0)
 

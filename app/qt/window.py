@@ -82,7 +82,7 @@ class Sidebar(QFrame):
         self.buttons.button(index).setChecked(True)
 
 
-_PICTURES, _TRAIN, _RUNS, _PRESETS = range(4)
+_IMAGES, _TRAIN, _RUNS, _PRESETS = range(4)
 _LATER = {_TRAIN: page_loader.TRAIN, _RUNS: page_loader.RUNS, _PRESETS: page_loader.PRESETS}
 
 
@@ -202,7 +202,7 @@ class Window(QMainWindow):
 
     def show_images(self) -> None:
         """Show the Images page."""
-        self._show_page(_PICTURES)
+        self._show_page(_IMAGES)
 
     def show_train(self) -> None:
         """Show the Train page."""
@@ -268,7 +268,7 @@ class Window(QMainWindow):
                 self.session,
                 self._above,
                 notices=self.notices,
-                show_pictures=self.show_images,
+                show_images=self.show_images,
                 show_runs=self.show_runs,
                 parent=self,
             )
@@ -438,7 +438,7 @@ class Window(QMainWindow):
         middle.setLayout(row)
         self.setCentralWidget(middle)
         self.setStatusBar(self.status)
-        self._show_page(_PICTURES)
+        self._show_page(_IMAGES)
         self.empty_state.button.setFocus()
 
     def _add_recent(self) -> RecentMenu:

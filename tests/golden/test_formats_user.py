@@ -68,6 +68,7 @@ RENAMED_COMMANDS: dict[str, str] = {
     **{f"pictures.{name}": f"images.{name}" for name in IMAGE_COMMANDS},
     "window.pictures": "window.images",
     "presets.save_picture": "presets.save_image",
+    "samples.beside": "samples.side_by_side",
 }
 """Ids of commands that were renamed since 0.1.0, with their present ids: the user's own shortcuts have to follow."""
 RENAMED_SPLITTERS: dict[str, str] = {"pictures.columns": "images.columns", "pictures.right": "images.right"}

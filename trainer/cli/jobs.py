@@ -321,7 +321,7 @@ def machine_here() -> Machine:
     from trainer.host import usable_cores
 
     cores = usable_cores()
-    card = max(gpu.list_gpus(), key=lambda card: card.total_bytes, default=None)
-    if card is None:
+    device = max(gpu.list_gpus(), key=lambda device: device.total_bytes, default=None)
+    if device is None:
         return Machine("cpu", None, None, bf16=True, cores=cores)
-    return Machine(f"cuda:{card.index}", card.name, card.total_bytes, card.bf16, cores)
+    return Machine(f"cuda:{device.index}", device.name, device.total_bytes, device.bf16, cores)

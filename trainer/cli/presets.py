@@ -94,9 +94,9 @@ def run_list(_options: argparse.Namespace) -> int:
     from trainer.config.presets.library import fit_for, read_library
     from trainer.files.architecture import NAMES
 
-    shelf = read_library()
+    library = read_library()
     memory = _gpu_bytes()
-    here = [fit_for(shelf, family, memory) for family in NAMES] if memory else []
+    here = [fit_for(library, family, memory) for family in NAMES] if memory else []
     rows = [
         (
             each.preset.name,
@@ -105,10 +105,10 @@ def run_list(_options: argparse.Namespace) -> int:
             each.origin + (", for this GPU" if each in here else ""),
             each.preset.author,
         )
-        for each in shelf.presets
+        for each in library.presets
     ]
     echo_lines(words.columns([("NAME", "FOR", "HOLDS", "FROM", "AUTHOR"), *rows]))
-    for path, error in shelf.broken:
+    for path, error in library.broken:
         echo_lines(("", f"Broken: {path}", f"  {error.sentence}", f"  What to do: {error.remedy}"))
     return EXIT_DONE
 

@@ -103,7 +103,7 @@ class DatasetBuilder:
         self._judge(candidate.path, facts, (width, height), bucket)
         source, mask_path, mask_id = self._mask(candidate, facts)
         folder = candidate.folder
-        picture = ImageRecord(
+        record = ImageRecord(
             id=facts.id,
             path=candidate.path,
             width=facts.width,
@@ -120,7 +120,7 @@ class DatasetBuilder:
             crop=candidate.crop,
             bucket=bucket,
         )
-        return picture, facts
+        return record, facts
 
     def _sound(self, path: Path) -> ImageFacts | None:
         found = self._inspected[path]

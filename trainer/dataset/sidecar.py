@@ -71,7 +71,7 @@ class ImageSettings(_Line):
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Sidecar data of one folder. Keys of `pictures` are file names in Unicode NFC, the same on every system."""
+    """Sidecar data of one folder. Keys of `images` are file names in Unicode NFC, the same on every system."""
 
     folder: FolderSettings = field(default_factory=FolderSettings)
     images: Mapping[str, ImageSettings] = field(default_factory=dict)

@@ -117,15 +117,15 @@ def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] 
     target is undecided. Raises BaseModelError for a training process that Impasto does not support.
     """
     yaml = path.with_suffix(".yaml")
-    beside = tuple(_yaml_statements(yaml))
+    sibling_statements = tuple(_yaml_statements(yaml))
     metadata = [Statement("its metadata", key, header.metadata[key]) for key in METADATA if key in header.metadata]
     unknown = doubts(str(path), metadata, METADATA)
-    unknown |= doubts(str(path), beside, YAML)
+    unknown |= doubts(str(path), sibling_statements, YAML)
     unknown |= _scheduler_doubts(str(path), scheduler, "the scheduler config in its metadata")
     target = (
         _from_markers(header)
         or _from_metadata(header.metadata)
-        or _from_yaml(yaml.name, beside)
+        or _from_yaml(yaml.name, sibling_statements)
         or _from_scheduler(scheduler, "from the scheduler config in its metadata")
         or _by_custom(path.name)
     )

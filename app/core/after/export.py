@@ -82,8 +82,8 @@ def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace
             f"Could not export to {target}: it is the run's own file.",
             "Choose another folder or name.",
         )
-    beside = [target.with_suffix(".json"), *([target.with_suffix(".png")] if summary.image else [])]
-    taken = [path for path in (target, *beside) if long_path(path).exists()]
+    extra_files = [target.with_suffix(".json"), *([target.with_suffix(".png")] if summary.image else [])]
+    taken = [path for path in (target, *extra_files) if long_path(path).exists()]
     if taken and not replace:
         raise FileExistsConflict(taken)
     try:
@@ -95,7 +95,7 @@ def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace
             f"Could not write the LoRA to {folder}: {error.strerror or error}.",
             write_remedy(error),
         ) from error
-    return Exported(target, tuple(beside))
+    return Exported(target, tuple(extra_files))
 
 
 def _write(lora: Path, target: Path, name: str, summary: LoraSummary) -> None:

@@ -4,10 +4,10 @@ A journal is a JSON Lines file in the per-user folder, one per session, locked w
 not ids::
 
     {"impasto": "journal", "version": 1, "closed": false}
-    {"edit": 7, "part": 0, "name": "Rename red to blue in 2 captions", "root": "/pictures/cats",
+    {"edit": 7, "part": 0, "name": "Rename red to blue in 2 captions", "root": "/images/cats",
      "changes": [["a.jpg", "caption", ["red"], "blue"], ["b.jpg", "caption", ["red, tall"], "blue, tall"]]}
     {"end": 7}
-    {"saved": 7, "root": "/pictures/cats", "values": [["a.jpg", "caption"], ["b.jpg", "caption"]]}
+    {"saved": 7, "root": "/images/cats", "values": [["a.jpg", "caption"], ["b.jpg", "caption"]]}
 
 An edit without an "end" line was incomplete when the process died: no files were changed, so it is ignored, as is an
 incomplete last line. Saved values are no longer needed, so the file is rewritten from time to time.

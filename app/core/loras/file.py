@@ -227,5 +227,5 @@ def _kind(kind: str, layers: Iterable[Layer]) -> str:
 
 def _images(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
     """Yield the images in the metadata, or, if there are none, the image file next to the LoRA."""
-    sources = list(images_of(metadata)) or [beside["image"] for beside in (preview_image_of(path),) if beside]
+    sources = list(images_of(metadata)) or [found["image"] for found in (preview_image_of(path),) if found]
     yield from (pixels for text in sources if (pixels := pixels_of(text, SIDE)))

@@ -18,7 +18,11 @@ from app.core.words import QT_TRANSLATE_NOOP
 from trainer.protocol import places
 from trainer.protocol.reading import read_toml
 
-_RENAMED_COMMANDS = {"window.pictures": "window.images", "presets.save_picture": "presets.save_image"}
+_RENAMED_COMMANDS = {
+    "window.pictures": "window.images",
+    "presets.save_picture": "presets.save_image",
+    "samples.beside": "samples.side_by_side",
+}
 """Current ids of commands, by the ids that 0.1.0 stored; those of the Images page are renamed by their first part."""
 
 

@@ -174,14 +174,14 @@ class Tour(QObject):
         place: QBoxLayout,
         *,
         notices: Notices,
-        show_pictures: Callable[[], None],
+        show_images: Callable[[], None],
         show_runs: Callable[[PageCallback | None], None],
         parent: QWidget,
     ) -> None:
-        """Start the tour. Its panel is added to `place`; `show_pictures` opens Images and `show_runs` opens Runs."""
+        """Start the tour. Its panel is added to `place`; `show_images` opens Images and `show_runs` opens Runs."""
         super().__init__(parent)
         self._session, self._notices = session, notices
-        self._show_images_page, self._show_runs_page = show_pictures, show_runs
+        self._show_images_page, self._show_runs_page = show_images, show_runs
         self._index = 0
         self._images: Path | None = None
         self._job: Path | None = None

@@ -214,27 +214,27 @@ class Grid(QAbstractScrollArea):
         self._images.begin()
         ratio, edge = self.devicePixelRatioF(), self._edge()
         for index in self.visible:
-            picture = self._library.images.get(self._view.ids[index])
+            record = self._library.images.get(self._view.ids[index])
             place = self.rectangle(index)
-            if picture and place.intersects(event.rect()):
-                image = self._images.pixmap(picture, edge, self.side - _INSET, ratio)
-                self._paint_cell(painter, place, picture, image)
+            if record and place.intersects(event.rect()):
+                image = self._images.pixmap(record, edge, self.side - _INSET, ratio)
+                self._paint_cell(painter, place, record, image)
         if self._band:
             band(painter, self._band.translated(0, -self.verticalScrollBar().value()), self.palette())
         painter.end()
         if self._images.incomplete:
             QTimer.singleShot(0, self.viewport(), self.viewport().update)
 
-    def _paint_cell(self, painter: QPainter, place: QRect, picture: LibraryImage, image: object) -> None:
-        text = (picture.caption or "").strip() if self.lines else None
+    def _paint_cell(self, painter: QPainter, place: QRect, record: LibraryImage, image: object) -> None:
+        text = (record.caption or "").strip() if self.lines else None
         self._cells.paint(
             painter,
             place,
-            picture,
+            record,
             image,  # type: ignore[arg-type]
             text,
-            selected=picture.id in self._view.selected,
-            current=picture.id == self._view.current,
+            selected=record.id in self._view.selected,
+            current=record.id == self._view.current,
             focused=self.hasFocus(),
         )
 

@@ -135,7 +135,7 @@ def choices_of(key: str) -> tuple[object, ...]:
 
 
 _Index = QModelIndex | QPersistentModelIndex
-_PICTURE, _PAD, _GAP, _LINE = 72, 12, 12, 4
+_IMAGE, _PAD, _GAP, _LINE = 72, 12, 12, 4
 
 
 class PresetModel(QAbstractListModel):
@@ -210,8 +210,8 @@ class PresetDelegate(QStyledItemDelegate):
             painter.fillRect(option.rect, QColor(scheme.hover))
         painter.fillRect(QRect(option.rect.left(), option.rect.bottom(), option.rect.width(), 1), QColor(scheme.line))
         inside = option.rect.adjusted(_PAD, _PAD, -_PAD, -_PAD)
-        self._image(painter, QRect(inside.left(), inside.top(), _PICTURE, _PICTURE), each)
-        inside.setLeft(inside.left() + _PICTURE + _GAP)
+        self._image(painter, QRect(inside.left(), inside.top(), _IMAGE, _IMAGE), each)
+        inside.setLeft(inside.left() + _IMAGE + _GAP)
         lines = self._model.lines(each)[1:]
         bold = QFont(option.font)
         bold.setBold(True)
@@ -227,7 +227,7 @@ class PresetDelegate(QStyledItemDelegate):
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
         """Return a card's size; it fits four lines and the image."""
         lines = 4 * option.fontMetrics.height() + 3 * _LINE
-        return QSize(300, max(lines, _PICTURE) + 2 * _PAD)
+        return QSize(300, max(lines, _IMAGE) + 2 * _PAD)
 
     @staticmethod
     def _line(
@@ -276,7 +276,7 @@ class PresetDelegate(QStyledItemDelegate):
         if (text, ratio) not in self._pixmaps:
             # The shorter side fills the square and the rest is cropped; beyond 4:1 the image would waste memory.
             longest = max(pixels.width, pixels.height) / max(min(pixels.width, pixels.height), 1)
-            self._pixmaps[text, ratio] = to_pixmap(pixels, round(_PICTURE * min(longest, 4.0)), ratio)
+            self._pixmaps[text, ratio] = to_pixmap(pixels, round(_IMAGE * min(longest, 4.0)), ratio)
         return self._pixmaps[text, ratio]
 
 

@@ -269,14 +269,14 @@ class PresetsPage(Page):
             return
         name, path = self.chosen.preset.name, self.chosen.path
 
-        def on_trashed(thrown: TrashedFiles) -> None:
-            if not thrown.moved:
+        def on_trashed(trashed: TrashedFiles) -> None:
+            if not trashed.moved:
                 sentence = self.tr("Could not move “{name}” to the trash.").format(name=name)
                 self.failed.emit(JobError("preset.trash", sentence, self.tr("Check your permissions for the folder.")))
                 return
             self.session.presets.reload()
             words = self.tr("Moved “{name}” to the trash.").format(name=name)
-            self.notified.emit(words, "info", (self.tr("Undo"), lambda: self._restore(thrown)))
+            self.notified.emit(words, "info", (self.tr("Undo"), lambda: self._restore(trashed)))
 
         self.session.tasks.run(lambda: trash_files([path]), while_alive(self, on_trashed), reraise)
 
@@ -387,25 +387,25 @@ class PresetsPage(Page):
 
     def _on_presets_changed(self) -> None:
         """Show the library's presets, select the requested or else the previous one, and report unusable files."""
-        shelf = self.session.presets.entries
-        if shelf is None:
+        library = self.session.presets.entries
+        if library is None:
             return
-        wanted = next((each for each in shelf.presets if each.path == self._wanted), None)
+        wanted = next((each for each in library.presets if each.path == self._wanted), None)
         if wanted is not None:
             self.kind.setCurrentIndex(0 if wanted.preset.recipe is not None else 1)
         self._filter()
         self._load_images()
-        reported, self._broken = self._broken, {(path, error.sentence) for path, error in shelf.broken}
-        for path, error in shelf.broken:
+        reported, self._broken = self._broken, {(path, error.sentence) for path, error in library.broken}
+        for path, error in library.broken:
             if (path, error.sentence) in reported:
                 continue  # reported before; the user may have closed the notice
             sentence = self.tr("Could not read {file}: {reason}").format(file=path.name, reason=error.sentence)
             self.failed.emit(JobError("preset.broken", sentence, error.remedy))
 
     def _filter(self) -> None:
-        shelf = self.session.presets.entries
+        library = self.session.presets.entries
         before = self.chosen.path if self.chosen else None
-        self.list.cards.show([each for each in shelf.presets if self._matches(each)] if shelf else [])
+        self.list.cards.show([each for each in library.presets if self._matches(each)] if library else [])
         index = self.list.cards.index_of(self._wanted or before)
         if self._wanted is not None and index.isValid():
             self._wanted = None
@@ -455,8 +455,8 @@ class PresetsPage(Page):
 
     def _load_images(self) -> None:
         """Decode new preview images on a worker."""
-        shelf = self.session.presets.entries
-        texts = [each.preset.preview.image for each in shelf.presets if each.preset.preview] if shelf else []
+        library = self.session.presets.entries
+        texts = [each.preset.preview.image for each in library.presets if each.preset.preview] if library else []
         new = [text for text in texts if text not in self.list.painter.images]
         if new:
             work = lambda: {text: pixels for text in new if (pixels := pixels_of(text, IMAGE * 2))}  # noqa: E731
@@ -511,12 +511,12 @@ class PresetsPage(Page):
     def _on_saved(self, path: Path) -> None:
         self.message_shown.emit(self.tr("Saved as {file}.").format(file=path.name))
 
-    def _restore(self, thrown: TrashedFiles) -> None:
+    def _restore(self, trashed: TrashedFiles) -> None:
         def on_restored(left: list[Path]) -> None:
             for path in left:
                 sentence = self.tr("Could not restore {file}.").format(file=path.name)
                 self.failed.emit(JobError("preset.trash", sentence, self.tr("Look for it in the trash.")))
-            self._wanted = thrown.moved[0][0]
+            self._wanted = trashed.moved[0][0]
             self.session.presets.reload()
 
-        self.session.tasks.run(lambda: restore_files(thrown), while_alive(self, on_restored), reraise)
+        self.session.tasks.run(lambda: restore_files(trashed), while_alive(self, on_restored), reraise)

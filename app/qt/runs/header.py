@@ -496,8 +496,8 @@ class RunHeader(QWidget):
         column.addWidget(self.facts)
 
     def _button(self, name: str) -> QToolButton:
-        beside, alone = Qt.ToolButtonStyle.ToolButtonTextBesideIcon, Qt.ToolButtonStyle.ToolButtonIconOnly
-        button = self.buttons[name] = self._commands.button(name, alone if name == "runs.folder" else beside)
+        with_text, alone = Qt.ToolButtonStyle.ToolButtonTextBesideIcon, Qt.ToolButtonStyle.ToolButtonIconOnly
+        button = self.buttons[name] = self._commands.button(name, alone if name == "runs.folder" else with_text)
         return button
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802

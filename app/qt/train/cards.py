@@ -31,9 +31,9 @@ class RecipeCards(QWidget):
         self.cards: list[RecipeCard] = []
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
-    def show_recipes(self, shelf: Sequence[PresetEntry], family: Family | None) -> None:
+    def show_recipes(self, presets: Sequence[PresetEntry], family: Family | None) -> None:
         """Show the recipes for bases of this family, or all recipes if the family is unknown."""
-        fitting = [each for each in shelf if family in (None, each.preset.base.family)]
+        fitting = [each for each in presets if family in (None, each.preset.base.family)]
         if [card.entry for card in self.cards] == fitting and all(
             card.tells_family == (not family) for card in self.cards
         ):

@@ -127,8 +127,8 @@ class OutputRow(QWidget):
         text = stated if isinstance(stated, str) else ""
         if self.field.text().strip() != text:
             self.field.show_text(text)
-        beside = absolute(OutputConfig().runs, draft.path.parent)
-        self.field.setPlaceholderText(without_home(beside, Path.home()))
+        default_folder = absolute(OutputConfig().runs, draft.path.parent)
+        self.field.setPlaceholderText(without_home(default_folder, Path.home()))
 
     def _put(self, text: str, *, typing: bool = False) -> None:
         if self._draft is not None:
@@ -170,9 +170,9 @@ class Essentials(QWidget):
         for part in (self.trigger.editingFinished, self.length.left, self.output.left):
             part.connect(self._on_left)
 
-    def show_recipes(self, shelf: Sequence[PresetEntry]) -> None:
+    def show_recipes(self, presets: Sequence[PresetEntry]) -> None:
         """Show cards for these recipes, if they suit the job's base."""
-        self._presets = shelf
+        self._presets = presets
         self._update_comparison()
         self.refresh()
 

@@ -195,7 +195,7 @@ class TrainPage(Page):
         if self.draft is None:
             return
         name = self.draft.name
-        self.session.jobs.trash(self.draft.path, *self._callbacks(lambda thrown: self._on_trashed(name, thrown)))
+        self.session.jobs.trash(self.draft.path, *self._callbacks(lambda trashed: self._on_trashed(name, trashed)))
 
     def find_setting(self) -> None:
         """Focus the search field for settings."""
@@ -308,10 +308,10 @@ class TrainPage(Page):
         self.start_button.setEnabled(self.can_start())
         self.commands.refresh()
 
-    def _on_recipes(self, shelf: tuple[PresetEntry, ...]) -> None:
-        if shelf != self._presets:
-            self._presets = shelf
-            self.sheet.show_recipes(shelf)
+    def _on_recipes(self, presets: tuple[PresetEntry, ...]) -> None:
+        if presets != self._presets:
+            self._presets = presets
+            self.sheet.show_recipes(presets)
         self._apply_recipe()
 
     def _apply_recipe(self) -> None:

@@ -63,9 +63,9 @@ class JobSheet(QScrollArea):
         self.empty_state.setVisible(draft is None)
         self.verticalScrollBar().setValue(0)
 
-    def show_recipes(self, shelf: Sequence[PresetEntry]) -> None:
+    def show_recipes(self, presets: Sequence[PresetEntry]) -> None:
         """Show these recipes as cards."""
-        self.essentials.show_recipes(shelf)
+        self.essentials.show_recipes(presets)
 
     def refresh(self) -> None:
         """Show the job's current values."""

@@ -135,19 +135,19 @@ def headline(answer: PlanAnswer, *, here: bool) -> str:
         return words.format(
             time=format_duration(answer.pick.forecast.seconds), needed=format_memory(answer.pick.needed)
         )
-    own = QCoreApplication.translate("Forecast", "your {card}")
-    gpu = own.format(card=answer.gpu.name) if here else answer.gpu.name
+    own = QCoreApplication.translate("Forecast", "your {gpu}")
+    gpu = own.format(gpu=answer.gpu.name) if here else answer.gpu.name
     plan = answer.pick
     if plan is None:
         words = QCoreApplication.translate(
-            "Forecast", "This does not fit on {card} with any settings: it needs {missing} more memory."
+            "Forecast", "This does not fit on {gpu} with any settings: it needs {missing} more memory."
         )
-        return words.format(card=gpu, missing=format_memory(answer.missing))
+        return words.format(gpu=gpu, missing=format_memory(answer.missing))
     words = QCoreApplication.translate(
-        "Forecast", "About {time} on {card}. Uses {needed} of the {free} GiB that are free; {peak}."
+        "Forecast", "About {time} on {gpu}. Uses {needed} of the {free} GiB that are free; {peak}."
     )
     time, needed, free = format_duration(plan.forecast.seconds), gibibytes(plan.needed), gibibytes(answer.gpu.free)
-    return words.format(time=time, card=gpu, needed=needed, free=free, peak=peak(plan))
+    return words.format(time=time, gpu=gpu, needed=needed, free=free, peak=peak(plan))
 
 
 def comparison(answer: PlanAnswer) -> str:

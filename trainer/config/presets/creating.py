@@ -227,10 +227,10 @@ def preset_of_lora(path: Path) -> CreatedPreset:
 def preview_image_of(lora: Path) -> dict[str, str] | None:
     """Return the image next to a LoRA as a preset's `preview` table; None if it is missing or unreadable."""
     for suffix in _IMAGE_SUFFIXES:
-        beside = lora.with_suffix(suffix)
-        if beside.is_file():
+        preview = lora.with_suffix(suffix)
+        if preview.is_file():
             try:
-                return {"image": make_preview(beside)}
+                return {"image": make_preview(preview)}
             except JobError:
                 return None
     return None

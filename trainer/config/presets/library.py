@@ -31,7 +31,7 @@ from trainer.protocol.reading import read_bytes
 Origin = Literal["yours", "received", "built-in"]
 _VERSION = re.compile(r"-(\d{8}-\d{6})(-\d{1,3})?")
 _STAMP = "%Y%m%d-%H%M%S"
-_PICTURE = "preview.image"
+_IMAGE = "preview.image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,13 @@ def find_preset(name: str, family: Family | None = None) -> PresetEntry:
         preset = load_preset(Path(name))
         require_family(preset, family)
         return PresetEntry(preset, Path(name), "yours")
-    shelf = read_library()
-    named = [each for each in shelf.presets if same_name(each.preset.name, name)]
+    library = read_library()
+    named = [each for each in library.presets if same_name(each.preset.name, name)]
     fitting = [each for each in named if family in (None, each.preset.base.family)]
     if named and not fitting:
         require_family(named[0].preset, family)
     if not fitting:
-        raise _unknown(name, shelf)
+        raise _unknown(name, library)
     families = {each.preset.base.family for each in fitting}
     if len(families) > 1:
         raise JobError(
@@ -112,12 +112,12 @@ def find_preset(name: str, family: Family | None = None) -> PresetEntry:
     return fitting[0]
 
 
-def fit_for(shelf: PresetLibrary, family: Family, total_bytes: int) -> PresetEntry | None:
+def fit_for(library: PresetLibrary, family: Family, total_bytes: int) -> PresetEntry | None:
     """Return the built-in fit preset for the largest GPU with at most this much memory, or None."""
     sold = total_bytes / 1024**3 * 1.06  # a GPU reports a few percent less than its nominal memory
     fits = [
         (each.preset.gpu.gigabytes, each)
-        for each in shelf.presets
+        for each in library.presets
         if each.origin == "built-in" and each.preset.gpu is not None and each.preset.base.family == family
     ]
     return max((fit for fit in fits if fit[0] <= sold), key=lambda fit: fit[0], default=(0, None))[1]
@@ -150,9 +150,9 @@ def save_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | 
     Returns its path, and the path of the replaced version or None. Raises OSError, and changes nothing, if the folder
     is not writable.
     """
-    shelf = read_library()
-    former = _namesake(preset, shelf)
-    path = former.path if former else _free_place(preset, folder_of(origin), shelf)
+    library = read_library()
+    former = _namesake(preset, library)
+    path = former.path if former else _free_place(preset, folder_of(origin), library)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path, rewrite_preset(path, preset)
 
@@ -175,9 +175,9 @@ def versions_of(path: Path) -> list[PresetVersion]:
     return [PresetVersion(kept, datetime.strptime(stamp, _STAMP).astimezone()) for stamp, _, _, kept in stamps]
 
 
-def free_name(name: str, family: Family, shelf: PresetLibrary) -> str:
+def free_name(name: str, family: Family, library: PresetLibrary) -> str:
     """Return `name`, with a number appended if a preset of that family already has it."""
-    taken = [each.preset.name for each in shelf.presets if each.preset.base.family == family]
+    taken = [each.preset.name for each in library.presets if each.preset.base.family == family]
     short = valid_job_name(name)[: LONGEST_NAME - 4].rstrip(". ")
     numbered = (f"{short} {number}" for number in range(2, 1000))
     return next(free for free in (name, *numbered) if not any(same_name(free, other) for other in taken))
@@ -199,15 +199,15 @@ def _back_up(path: Path) -> Path:
     return target
 
 
-def _namesake(preset: Preset, shelf: PresetLibrary) -> PresetEntry | None:
-    mine = (each for each in shelf.presets if each.origin != "built-in")
+def _namesake(preset: Preset, library: PresetLibrary) -> PresetEntry | None:
+    mine = (each for each in library.presets if each.origin != "built-in")
     return next((each for each in mine if _same_place(each.preset, preset)), None)
 
 
-def _free_place(preset: Preset, folder: Path, shelf: PresetLibrary) -> Path:
+def _free_place(preset: Preset, folder: Path, library: PresetLibrary) -> Path:
     """Return an unused path for a preset, numbered if a renamed preset still uses the file with this name."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
-    taken = {each.path for each in shelf.presets}
+    taken = {each.path for each in library.presets}
     places = (folder / f"{each}.toml" for each in numbered(stem))
     return next(place for place in places if place not in taken)
 
@@ -238,10 +238,10 @@ def require_family(preset: Preset, family: Family | None) -> None:
         )
 
 
-def _unknown(name: str, shelf: PresetLibrary) -> JobError:
-    names: Sequence[str] = list(dict.fromkeys(each.preset.name for each in shelf.presets))
+def _unknown(name: str, library: PresetLibrary) -> JobError:
+    names: Sequence[str] = list(dict.fromkeys(each.preset.name for each in library.presets))
     near = difflib.get_close_matches(name, names, n=3)
-    broken = _broken_of(name, shelf.broken)
+    broken = _broken_of(name, library.broken)
     if broken:
         path, error = broken
         return JobError("preset.broken", f"Could not use the preset {path}: {error.sentence}", error.remedy)
@@ -317,7 +317,7 @@ def _flat_preset(preset: Preset) -> Mapping[str, Any]:
     stated = flatten(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
     values = {key: value for key, value in stated if value != ""}
     if preset.preview is not None:
-        values[_PICTURE] = f"an image of {len(decode_image(preset.preview.image)):,} bytes"
+        values[_IMAGE] = f"an image of {len(decode_image(preset.preview.image)):,} bytes"
     return values
 
 

@@ -28,7 +28,7 @@ MACHINE_KEYS = ("device", "threads", "cache_gigabytes", "int8_products")
 
 TriggerWord = Annotated[str, Field(min_length=1, max_length=100)]
 _LONGEST = 4000  # characters of any text; some fields have lower limits
-_PICTURE = "preview.image"
+_IMAGE = "preview.image"
 _SEVERAL_LINES = {"notes"}
 # Characters that reorder text can make it read as something else (CVE-2021-42574), and tag characters spell invisible
 # letters; Zl and Zp are line breaks.
@@ -144,7 +144,7 @@ def text_faults(data: Mapping[str, Any]) -> list[str]:
     """Return "key: reason" for each text in a preset's data that is not allowed."""
     faults = []
     for key, text in _texts(data):
-        if key == _PICTURE:
+        if key == _IMAGE:
             continue
         reason = text_fault(text, several_lines=key in _SEVERAL_LINES) or _name_fault(key, text)
         if reason:
@@ -200,8 +200,8 @@ def _around(text: str, found: re.Match[str]) -> str:
 
 def dump_preset(preset: Preset) -> str:
     """Return the preset as TOML that ``parse_preset`` reads back as an equal preset with the same keys set."""
-    without_picture = preset.replaced(preview=None)
-    lines = [*set_key_lines(without_picture, ""), *_image_lines(preset)]
+    without_image = preset.replaced(preview=None)
+    lines = [*set_key_lines(without_image, ""), *_image_lines(preset)]
     return _HEADING + "\n".join(lines) + "\n"
 
 

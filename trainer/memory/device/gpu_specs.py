@@ -89,28 +89,28 @@ def find_gpu(text: str) -> GpuSpec:
     if not words and gigabytes is not None:
         return _typical(gigabytes)
     named = _named(words)
-    sizes = [card for card in named if gigabytes in (None, card.gigabytes)]
+    sizes = [spec for spec in named if gigabytes in (None, spec.gigabytes)]
     if not sizes:
         raise _unknown(text, named)
     return sizes[0]
 
 
-def specs_of(card: gpu.Gpu) -> GpuSpec:
+def specs_of(device: gpu.Gpu) -> GpuSpec:
     """Return the specs of an installed GPU, with its own name, memory and compute capability.
 
     A GPU that is not in the table gets the rates of the GPU of the same generation with the closest memory size.
     """
-    words, _ = _read(card.name)
+    words, _ = _read(device.name)
     listed = _named(words)
     # Without a listed name, a GPU of the same architecture is the best guess for rates and bandwidth.
-    alike = listed or [model for model in known_gpus() if model.generation == card.generation] or known_gpus()
-    near = min(alike, key=lambda model: abs(model.total_bytes - card.total_bytes))
+    alike = listed or [model for model in known_gpus() if model.generation == device.generation] or known_gpus()
+    near = min(alike, key=lambda model: abs(model.total_bytes - device.total_bytes))
     return replace(
         near,
-        name=card.name,
-        gigabytes=near.gigabytes if listed else round(card.total_bytes / (1 << 30)),
-        total_bytes=card.total_bytes,
-        capability=card.capability,
+        name=device.name,
+        gigabytes=near.gigabytes if listed else round(device.total_bytes / (1 << 30)),
+        total_bytes=device.total_bytes,
+        capability=device.capability,
         unsure=near.unsure if listed else ("rates",),
     )
 
@@ -130,7 +130,7 @@ def _gpu_here() -> GpuSpec:
             'Name a GPU, such as --gpu "RTX 3060" or --gpu 8GB; `python -m trainer doctor` shows what was found.',
         )
     # As a run without fit.device does: the GPU with the most free memory.
-    return specs_of(max(found, key=lambda card: card.free_bytes))
+    return specs_of(max(found, key=lambda spec: spec.free_bytes))
 
 
 def _typical(gigabytes: float) -> GpuSpec:
@@ -147,10 +147,10 @@ def _typical(gigabytes: float) -> GpuSpec:
 
 
 def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
-    plain = {" ".join(_words_of(card)): card.name.rpartition(" ")[0] for card in known_gpus()}
+    plain = {" ".join(_words_of(spec)): spec.name.rpartition(" ")[0] for spec in known_gpus()}
     words = " ".join(word for word in _read(text)[0] if word not in _PREFIXES)
     near = [plain[name] for name in difflib.get_close_matches(words, plain, 4, 0.5)]
-    listed = ", ".join([card.name for card in named] or near)
+    listed = ", ".join([spec.name for spec in named] or near)
     hint = f"Did you mean {listed}? Otherwise, use" if listed else "Use"
     return ImpastoError(
         "gpu.unknown",
@@ -162,9 +162,9 @@ def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
 def _named(words: Iterable[str]) -> list[GpuSpec]:
     """Return the GPUs with the longest name that the given words contain: one GPU per memory size."""
     given = set(words)
-    found = [(len(own), card) for card in known_gpus() if (own := set(_words_of(card))) <= given <= own | _NOISE]
+    found = [(len(own), spec) for spec in known_gpus() if (own := set(_words_of(spec))) <= given <= own | _NOISE]
     longest = max((length for length, _ in found), default=0)
-    return [card for length, card in found if length == longest]
+    return [spec for length, spec in found if length == longest]
 
 
 def _words_of(gpu: GpuSpec) -> list[str]:

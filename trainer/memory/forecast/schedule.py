@@ -84,12 +84,14 @@ class GraphSchedule:
         return (*self.held, *self.recorded, *self.uncaptured)
 
 
-def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
+def graph_schedule(
+    steps: Sequence[Steps[MemoryTrace]], uncaptured: Sequence[MemoryTrace], shapes: int
+) -> GraphSchedule:
     """Return the schedule for ``shapes`` CUDA graphs; ``steps`` are the training traces of the bounding shapes."""
     return GraphSchedule(
         held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
         recorded=tuple(_as_recorded(each.micro_more) for each in steps),
-        uncaptured=tuple(beside),
+        uncaptured=tuple(uncaptured),
     )
 
 
@@ -324,8 +326,8 @@ class RunSchedule:
             return None
         recorded = [self.steps(bucket) for bucket in bounding_buckets(self.workload)]
         # A shape that occurs late is first computed without a graph, next to all captured ones; it may be any shape.
-        beside = self.round() if self._graph_shapes() > 1 else ()
-        return graph_schedule(recorded, beside, min(self._graph_shapes(), MAX_CUDA_GRAPHS))
+        uncaptured = self.round() if self._graph_shapes() > 1 else ()
+        return graph_schedule(recorded, uncaptured, min(self._graph_shapes(), MAX_CUDA_GRAPHS))
 
     @property
     def _records(self) -> bool:

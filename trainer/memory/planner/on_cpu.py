@@ -183,12 +183,12 @@ class _Estimate:
     def _seconds(self) -> dict[ForecastPhase, float]:
         """Return the seconds that the run spends in each phase except training."""
         done, texts = self.counts, text_batch_size(self.workload.fit)
-        images, told = done.images + done.later.images, done.texts + done.later.texts
+        images, captions = done.images + done.later.images, done.texts + done.later.texts
         encoded, forward = self._stage("cache_pictures", "encode"), _forward(self._steps.micro_first)
         measured = done.validations * done.measured * self.workload.validation_timesteps
         return {
             "cache_pictures": images * self._weighed(lambda share: self._time(encoded, share)),
-            "cache_texts": -(-told // texts) * self._time(self._stage("cache_texts", "texts")),
+            "cache_texts": -(-captions // texts) * self._time(self._stage("cache_texts", "texts")),
             "load": roofline.loading_seconds(self._weights, self.device_state.rate),
             "validate": measured * self._weighed(lambda share: self._time(forward, share)),
             "preview": done.previews * self._preview(),

@@ -167,15 +167,15 @@ class _BaseFacts:
     """Hashes of the VAE and of the text encoders, if their files were hashed before; see trainer.dataset.cache_keys."""
 
 
-def device_state_of(card: str | None, fit: FitConfig | None = None) -> DeviceState:
+def device_state_of(gpu_name: str | None, fit: FitConfig | None = None) -> DeviceState:
     """Return the state of a GPU by name or advertised memory size, or of this PC's GPU for "here" or None.
 
     "here" means the CPU if there is no working NVIDIA GPU or the ``fit`` is for the CPU, as in a run. Raises
     ImpastoError if there is no such GPU.
     """
     deterministic, device = bool(fit and fit.deterministic), fit.device if fit else None
-    if card is not None and not _is_here(card):
-        return state_of_listed_gpu(find_gpu(card), deterministic=deterministic)
+    if gpu_name is not None and not _is_here(gpu_name):
+        return state_of_listed_gpu(find_gpu(gpu_name), deterministic=deterministic)
     if device == "cpu":
         return state_of_cpu()
     try:
@@ -255,8 +255,8 @@ def _is_here(gpu: str) -> bool:
 
 
 def _resolved(job: Job, source: _BaseFacts, device_state: DeviceState, showings: int) -> Job:
-    card, cores = device_state.gpu, usable_cores()
-    machine = Machine("cuda:0", card.name, card.total_bytes, card.bf16, cores)
+    device, cores = device_state.gpu, usable_cores()
+    machine = Machine("cuda:0", device.name, device.total_bytes, device.bf16, cores)
     return resolve_job(
         job,
         family=source.family,

@@ -68,8 +68,8 @@ class Exporter:
         try:
             metadata = lora_metadata(facts, adapter, path.stem)
             if self.job.output.diffusers:
-                beside = path.with_name(f"{path.stem}.diffusers.safetensors")
-                export_lora(beside, weights, adapter, metadata, dtype=dtype, naming="diffusers")
+                converted = path.with_name(f"{path.stem}.diffusers.safetensors")
+                export_lora(converted, weights, adapter, metadata, dtype=dtype, naming="diffusers")
             write_side_files(path, facts, self._preview(progress.step))
             # Written last, so that if this file exists, the others exist too.
             sha256 = export_lora(path, weights, adapter, metadata, dtype=dtype)

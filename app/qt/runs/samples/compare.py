@@ -64,11 +64,11 @@ class Stage(QWidget):
         """Update the geometry, mask and visibility of the images and the divider."""
         whole = self.rect()
         half = (whole.width() - _GAP) // 2
-        beside = self.side_by_side and not self.alone
+        side_by_side = self.side_by_side and not self.alone
         self.first.setVisible(not self.alone)
-        self.first.setGeometry(QRect(0, 0, half, whole.height()) if beside else whole)
-        self.second.setGeometry(QRect(half + _GAP, 0, half, whole.height()) if beside else whole)
-        self.line.setVisible(not beside and not self.alone)
+        self.first.setGeometry(QRect(0, 0, half, whole.height()) if side_by_side else whole)
+        self.second.setGeometry(QRect(half + _GAP, 0, half, whole.height()) if side_by_side else whole)
+        self.line.setVisible(not side_by_side and not self.alone)
         if self.line.isVisibleTo(self):
             x = round(self.part * whole.width())
             # Qt treats an empty mask as no mask, so use one pixel outside the widget.
@@ -143,9 +143,9 @@ class SampleCompare(QWidget):
         """Whether the samples are side by side."""
         return self.stage.side_by_side
 
-    def set_side_by_side(self, beside: bool) -> None:
+    def set_side_by_side(self, on: bool) -> None:
         """Arrange the samples side by side, or overlay them."""
-        self.stage.side_by_side = beside
+        self.stage.side_by_side = on
         self._arrange()
 
     def show_samples(

@@ -261,13 +261,13 @@ class SampleGrid(QAbstractScrollArea):
 
     def _paint_cells(self, painter: QPainter, spots: list[CellIndex]) -> None:
         for spot in spots:
-            room, picture = self.rectangle(spot), self.image(spot)
-            if picture is None:
+            room, record = self.rectangle(spot), self.image(spot)
+            if record is None:
                 panel(painter, room.toRectF(), colors().window, colors().line)
             else:
                 inner = room.adjusted(_INSET, _INSET, -_INSET, -_INSET)
-                image = self._images.pixmap(picture, self._edge(), self._side(picture, inner), self.devicePixelRatioF())
-                self._cells.image(painter, inner, picture, image)
+                image = self._images.pixmap(record, self._edge(), self._side(record, inner), self.devicePixelRatioF())
+                self._cells.image(painter, inner, record, image)
             if spot == self.pinned:
                 self._paint_pin(painter, room)
             if spot == self.current:

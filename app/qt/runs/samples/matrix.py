@@ -48,14 +48,14 @@ ACTIONS = (
         _NOOP("Action", "Compares the current sample with the pinned one, or with step 0 if none is pinned."),
     ),
     Action(
-        "samples.beside",
+        "samples.side_by_side",
         _NOOP("Action", "Samples side by side"),
         "runs",
         "set_side_by_side",
         ("Shift+B",),
         "in_compare",
         "is_side_by_side",
-        "beside",
+        "side_by_side",
     ),
     Action(
         "samples.pin",
@@ -293,7 +293,7 @@ class SampleMatrix(QWidget):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         for action in ACTIONS[:-1]:
-            if action.id != "samples.beside":
+            if action.id != "samples.side_by_side":
                 menu.addAction(self._commands[action.id])
         self._commands.refresh_now()
         menu.popup(place)
@@ -313,7 +313,7 @@ class SampleMatrix(QWidget):
         self.best.setProperty("role", "good")
         row = QHBoxLayout()
         row.setContentsMargins(8, 4, 8, 4)
-        for name in ("compare", "beside", "pin", "use", "reveal"):
+        for name in ("compare", "side_by_side", "pin", "use", "reveal"):
             row.addWidget(self._commands.button(f"samples.{name}"))
         row.addSpacing(8)
         row.addWidget(self.best)

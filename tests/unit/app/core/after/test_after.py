@@ -122,10 +122,10 @@ def test_nothing_is_overwritten_without_being_asked(lora: Path, picture: Path, t
         export(lora, lora.parent, lora.stem, LoraSummary("t"), replace=True)
 
 
-@pytest.mark.parametrize("fault", ["picture", "folder"])
+@pytest.mark.parametrize("fault", ["image", "folder"])
 def test_what_cannot_be_exported_is_said_in_words(lora: Path, tmp_path: Path, fault: str) -> None:
     (tmp_path / "text").write_text("x")
-    told = LoraSummary("t", image=tmp_path / "text" if fault == "picture" else None)
+    told = LoraSummary("t", image=tmp_path / "text" if fault == "image" else None)
     with pytest.raises(LoraFileError) as refused:
         export(lora, tmp_path / "text" if fault == "folder" else tmp_path / "new", "neon", told)
     assert refused.value.code == f"export.{fault}" and refused.value.remedy
