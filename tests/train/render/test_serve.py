@@ -160,7 +160,7 @@ def test_what_cannot_be_drawn_is_said_in_words_and_the_next_is_drawn(
         ({"images": []}, "images"),
         ({"clip_skip": 99}, "clip_skip"),
         ({"device": "gpu"}, "device"),
-        ({"device": "cuda:9"}, "CUDA"),
+        ({"device": "cuda:9"}, "this GPU"),
         ({"paint": 1}, "paint"),
         ({"out": str(tmp_path / "file" / "in")}, "Could not write"),
     ):
@@ -173,7 +173,7 @@ def test_what_cannot_be_drawn_is_said_in_words_and_the_next_is_drawn(
 
 def test_a_card_with_a_training_on_it_is_left_alone_and_a_held_one_is_given_back() -> None:
     service, card = RenderService(), torch.device("cuda:3")
-    with locks.hold_lane("cuda:3"), pytest.raises(RunError, match="training is running"):
+    with locks.hold_lane("cuda:3"), pytest.raises(RunError, match="run is training"):
         service._lock_gpu(card)
     service._lock_gpu(card)
     assert locks.is_lane_held("cuda:3")
