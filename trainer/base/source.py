@@ -116,7 +116,7 @@ class BaseSource:
         self.zero_terminal_snr = zero_terminal_snr
         self.evidence = identity.evidence
         self.revision = revision
-        self.check: Callable[[], object] = _nothing
+        self._check: Callable[[], object] = _nothing
         self._progress = progress
         self._facts = FAMILIES[self.family]
         self._unet = self._part("unet", identity, unet_of_single_file)
@@ -125,6 +125,14 @@ class BaseSource:
             for facts in self._facts.text_encoders
         ]
         self._vae = self._vae_part(identity, vae)
+
+    def interrupt_with(self, check: Callable[[], object]) -> None:
+        """Set `check`; call this before models are loaded, because only later models call it."""
+        self._check = check
+
+    def check(self) -> None:
+        """Call the function given to `interrupt_with`, which may raise to interrupt the work."""
+        self._check()
 
     @property
     def unet_config(self) -> Config:
@@ -243,7 +251,7 @@ class BaseSource:
         A UNet's blocks get no hooks, because hooks would break the graph of torch.compile, and one UNet forward is
         only one sampling step. A VAE forward, in contrast, processes a whole image.
         """
-        if self.check is _nothing:
+        if self._check is _nothing:
             return
         blocks = [] if isinstance(model, UNet2DConditionModel) else _blocks(model)
         for module in (model, *blocks):

@@ -196,7 +196,7 @@ class _Planner:
 
     def _answer(self, turn: ActiveRequest) -> Answer:
         key = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
-        self.traces.before_tracing = self._before_tracing(turn, self.plans.get(key))
+        self.traces.set_before_tracing(self._before_tracing(turn, self.plans.get(key)))
         request = _requested(turn)
 
         def send_pick(planned: PlanResult) -> None:

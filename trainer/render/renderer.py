@@ -54,8 +54,8 @@ class Renderer:
         self.source = open_base(base, progress)
         self.name = base.name
         self.device = device
-        self.clip_skip = clip_skip
-        self.on_notice = on_notice
+        self._clip_skip = clip_skip
+        self._on_notice = on_notice
         self._uses = tuple(loras)
         weights = self._read_all(loras)
         self.unet = self.source.load_unet(dtype, device)
@@ -63,6 +63,10 @@ class Renderer:
         self.vae = self.source.load_vae(torch.float32, device)
         self._applied = AppliedLoras(self.unet, self.encoders, dtype=dtype)
         self._applied.use(weights)
+
+    def configure(self, *, clip_skip: int | None, on_notice: OnNotice) -> None:
+        """Set what may differ between requests that use the same base."""
+        self._clip_skip, self._on_notice = clip_skip, on_notice
 
     def use(self, loras: Sequence[LoraUse]) -> None:
         """Replace the current LoRAs without reloading the base.
@@ -121,11 +125,11 @@ class Renderer:
         if lora.unmatched:
             count, first = len(lora.unmatched), lora.unmatched[0]
             keys = "1 key matches" if count == 1 else f"{count} keys match"
-            self.on_notice("lora.unmatched", f"{file.name}: {keys} no layer of this base, such as {first}.")
+            self._on_notice("lora.unmatched", f"{file.name}: {keys} no layer of this base, such as {first}.")
         return lora
 
     def _encode(self, text: str) -> TextConditioning:
-        return encode_texts(self.source.family, self.encoders, [text], self.clip_skip, self.device)
+        return encode_texts(self.source.family, self.encoders, [text], self._clip_skip, self.device)
 
 
 def drawing_dtype(machine: Machine) -> torch.dtype:

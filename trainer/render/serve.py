@@ -204,8 +204,7 @@ class RenderService:
                 self.free()
                 raise
             self._loaded = request.base, device
-        self._renderer.clip_skip = request.clip_skip
-        self._renderer.on_notice = _notices(turn)
+        self._renderer.configure(clip_skip=request.clip_skip, on_notice=_notices(turn))
         return self._renderer
 
     def _lock_gpu(self, device: torch.device) -> None:

@@ -116,6 +116,10 @@ class TrashStep(QObject):
         """Return the number of images that were moved."""
         return len(self._trashed.images)
 
+    def mark_restored(self) -> None:
+        """Record that a history step restores the images, so that they are not restored twice."""
+        self.in_trash = False
+
     def redo(self, ended: Ended) -> None:
         """Move the images to the trash, after writing their unsaved edits."""
         saver, images = self._session.saver, self._images
@@ -208,7 +212,7 @@ class RestoreStep:
         self.name = "Restore 1 image" if deletion.count == 1 else f"Restore {deletion.count} images"
         self.undo = deletion.redo
         self._deletion, self._on_restored = deletion, back
-        deletion.in_trash = False  # so that it cannot be restored twice
+        deletion.mark_restored()
 
     def redo(self, ended: Ended) -> None:
         """Restore the images; on success, call the callback given to the constructor."""

@@ -170,7 +170,7 @@ class Evaluator:
         self.workload = workload
         self.traces = traces
         self.bucket = bounding_buckets(workload)[0]
-        self.until = until
+        self._until = until
         self.left_out = False
         """Whether a candidate was skipped because time ran out."""
         self._seconds = seconds
@@ -208,9 +208,28 @@ class Evaluator:
         """Return whether the fit is ruled out, its tensors alone exceed the budget, or no time is left to trace it."""
         if self.preference(fit).bytes > self._budget or any(rule(fit) for rule in self._ruled_out):
             return True
+        return self.leaves_out(fit)
+
+    def leaves_out(self, fit: FitConfig) -> bool:
+        """Return whether no time is left to trace the fit; if so, record that a candidate was left out."""
         late = self.past_deadline(fit)
         self.left_out |= late
         return late
+
+    def start_search(self, until: float | None) -> None:
+        """Start another search with a deadline of its own, which has left out no candidate yet."""
+        self._until, self.left_out = until, False
+
+    def first_that_works(self, fits: Iterable[FitConfig]) -> FitConfig | None:
+        """Return the first of these fits that works, regardless of the deadline; None if none does."""
+        until, self._until = self._until, None
+        try:
+            found = next((fit for fit in fits if best([fit], self) is not None), None)
+        finally:
+            self._until = until
+        # If none works, all of them have been evaluated, so nothing was left out after all.
+        self.left_out = found is not None
+        return found
 
     def prefetch(self, following: Callable[[], Sequence[FitConfig]]) -> None:
         """Prefetch missing traces of the next fits in the queue, which are likely to be needed."""
@@ -306,7 +325,7 @@ class Evaluator:
         return self.traces.step_summaries(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
 
     def _is_late(self) -> bool:
-        return self.until is not None and time.monotonic() > self.until
+        return self._until is not None and time.monotonic() > self._until
 
     def _changes(self, fit: FitConfig) -> int:
         """Return how many keys of the fit differ from the defaults (no memory saving, undivided effective batch)."""

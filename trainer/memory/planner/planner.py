@@ -135,7 +135,7 @@ def plan(
     if not others:
         return picked
     # The alternatives have a deadline of their own, and `left_out` from here on is about them, not about the pick.
-    planning.evaluator.until, planning.evaluator.left_out = until_alternatives, False
+    planning.evaluator.start_search(until_alternatives)
     quicker = planning.faster(pick)
     most = int(SMALLER * min(chosen.forecast.reserved, device_state.budget))
     # Later shards are encoded while the model is loaded, so their memory depends on the fit and sets no floor.
@@ -261,17 +261,11 @@ class _Planning:
         be slow for the whole run. That fit is next: if its tensors alone exceed the budget, nearly all others are ruled
         out too.
         """
-        # No deadline, or `best` would skip these fits again: a late plan is better than none.
-        self.evaluator.until = None
         saving_first = sorted(left_out, key=self._saving, reverse=True)
         half_known = [fit for fit in saving_first if self.evaluator.knows_steps(fit)]
         quickest_first = sorted(half_known, key=lambda fit: self.evaluator.preference(fit).time)
-        in_order = (*quickest_first, *saving_first)
-        found = next((fit for fit in in_order if best([fit], self.evaluator) is not None), None)
-        self.evaluator.until = self.until
-        # If none works, all of them have been evaluated, so nothing was left out after all.
-        self.evaluator.left_out = found is not None
-        return found
+        # Regardless of the deadline, or these fits would be skipped again: a late plan is better than none.
+        return self.evaluator.first_that_works((*quickest_first, *saving_first))
 
     def report_likely(self, likely: FitConfig, report: Callable[[Plan], None]) -> bool:
         """Report ``likely`` with the user's keys if it works and had no traces yet; return whether it was reported."""
@@ -317,8 +311,7 @@ class _Planning:
     def _known_exactly(self, fit: FitConfig) -> bool:
         """Trace a fit until its preference is exact; return False if there is no time left to do so."""
         while not self.evaluator.exact(fit):
-            if self.evaluator.past_deadline(fit):
-                self.evaluator.left_out = True
+            if self.evaluator.leaves_out(fit):
                 return False
             self.evaluator.refine(fit)
         return True

@@ -57,7 +57,7 @@ class TraceLibrary:
         ``aside`` prefetches likely requests into the same store in a second process (see ``with_prefetcher``).
         """
         self.store = store
-        self.before_tracing = before_tracing
+        self._before_tracing = before_tracing
         self.prefetcher = aside
         self.used: set[str] = set()
         """Keys of all entries that were read or made."""
@@ -87,6 +87,10 @@ class TraceLibrary:
         if self.prefetcher is not None:
             self.prefetcher.close()
             self.prefetcher = TracePrefetcher(self.store, make_tracer)
+
+    def set_before_tracing(self, before_tracing: Callable[[], None]) -> None:
+        """Call ``before_tracing`` whenever traces are missing; it may raise to cancel."""
+        self._before_tracing = before_tracing
 
     def set_prefetch(self, requests: Callable[[], Sequence[TraceRequest]]) -> None:
         """Set a function that returns the likely next requests, most urgent first."""
@@ -190,10 +194,10 @@ class TraceLibrary:
 
     def _trace(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
         key = request.key
-        self.before_tracing()
+        self._before_tracing()
         self._prefetch_for(request)
         prepare()
-        self.before_tracing()  # again: the import took seconds, in which the caller may have moved on
+        self._before_tracing()  # again: the import took seconds, in which the caller may have moved on
         self.traced.append(key)
         if self.prefetcher is not None:
             # The second process may be tracing just this: waiting for it is quicker than tracing it twice.

@@ -82,19 +82,19 @@ class Recovery:
         self.forecast = forecast
         self.phase: ForecastPhase = "load"
         """Phase that the current work counts as."""
-        self.checkpoints: CheckpointCallback | None = None
-        self.first = 0
+        self._checkpoints: CheckpointCallback | None = None
+        self._first = 0
         """Step that the attempt continues from; used until there is an engine."""
         self._tries = 0
         # Most callbacks do nothing after most steps. Only one that reports progress enters its phase, so that the time
         # of idle calls is not measured as that phase.
-        reporter.on_phase = lambda: meter.enter(self.phase)
+        reporter.watch_phases(lambda: meter.enter(self.phase))
 
     @property
     def position(self) -> int:
         """Return the number of finished optimizer steps."""
         engine = self.manager.engine
-        return engine.progress.step if engine else self.first
+        return engine.progress.step if engine else self._first
 
     def tries(self, phase: ForecastPhase) -> Iterator[Try]:
         """Yield context managers for one piece of work until it succeeds in one of them.
@@ -122,6 +122,19 @@ class Recovery:
             with attempt:
                 return work()
         raise AssertionError("tries end with a success or an error")
+
+    def enter_phase(self, phase: ForecastPhase) -> None:
+        """Count the current work as this phase from now on."""
+        self.phase = phase
+
+    def use_checkpoints(self, checkpoints: CheckpointCallback) -> None:
+        """Save checkpoints with this callback after a fallback step and before giving up; until then, none is saved."""
+        self._checkpoints = checkpoints
+
+    def prepare_first_step(self, step: int) -> None:
+        """Cache what ``step`` needs, from which the attempt continues."""
+        self._first = step
+        self.prepare_step(step)
 
     def prepare_step(self, step: int) -> None:
         """Cache what ``step`` needs; unload the models first if they and encoding do not fit in memory together."""
@@ -206,16 +219,16 @@ class Recovery:
 
         Call this only before a step, after all callbacks of the previous one: a resume skips those that have not run.
         """
-        engine, checkpoints = self._loaded_engine(), self.checkpoints
+        engine, checkpoints = self._loaded_engine(), self._checkpoints
         if checkpoints and checkpoints.fallbacks != self.plan.applied:
             checkpoints.save(engine.progress)
 
     def _give_up(self, report: events.MemoryExhausted) -> ResumableError:
         """Save a checkpoint if the training state is complete, and return the error that pauses the run."""
-        if report.phase in AFTER_VALIDATION and self.checkpoints and not self.manager.partially_updated:
+        if report.phase in AFTER_VALIDATION and self._checkpoints and not self.manager.partially_updated:
             # Writing copies the weights and may run out of memory as well; the older checkpoint is then good enough.
             with suppress(RuntimeError, MemoryError):
-                self.checkpoints.save(self._loaded_engine().progress)
+                self._checkpoints.save(self._loaded_engine().progress)
         return ResumableError(
             "memory.exhausted",
             f"Could not continue training: memory ran out ({describe_oom(report)}), and no smaller plan is left.",

@@ -44,10 +44,9 @@ class Reporter:
     def __init__(self, on_event: OnEvent, learn: Learn = learn_nothing) -> None:
         self.on_event = on_event
         self.learn = learn
-        self.on_phase: Callable[[], object] = lambda: None
-        """Callback invoked whenever a phase is reported, before anything is written."""
-        self.on_beat: OnBeat = lambda _phase: None
-        self.writer: events.EventWriter | None = None
+        self._on_phase: Callable[[], object] = lambda: None
+        self._on_beat: OnBeat = lambda _phase: None
+        self._writer: events.EventWriter | None = None
         self._beat = 0.0
         self._phase: events.Phase | None = None
         self._started = 0.0
@@ -61,19 +60,31 @@ class Reporter:
     ) -> None:
         self.end_phase()
 
+    def write_to(self, writer: events.EventWriter) -> None:
+        """Write all further events to a run's event file."""
+        self._writer = writer
+
+    def watch_phases(self, on_phase: Callable[[], object]) -> None:
+        """Call ``on_phase`` whenever a phase is reported, before anything is written."""
+        self._on_phase = on_phase
+
+    def send_heartbeats(self, on_beat: OnBeat) -> None:
+        """Call ``on_beat`` with the current phase when it begins and regularly while it makes progress."""
+        self._on_beat = on_beat
+
     def write(self, event: events.Event) -> None:
         """Write an event and pass it to `on_event`; a closed terminal or pipe does not end the run."""
-        stamped = self.writer.write(event) if self.writer else event
+        stamped = self._writer.write(event) if self._writer else event
         try:
             self.on_event(stamped)
         except OSError:
-            if self.writer is None:
+            if self._writer is None:
                 raise
             self.on_event = lambda _: None  # the run directory has every event
 
     def phase(self, name: events.Phase, done: int, total: int) -> None:
         """Report the progress of a phase; entering another phase ends the current one."""
-        self.on_phase()
+        self._on_phase()
         now, entered = time.monotonic(), name != self._phase
         if entered:
             self.end_phase()
@@ -85,7 +96,7 @@ class Reporter:
             self.write(events.PhaseProgress(phase=name, done=done, total=total))
         if entered or now - self._beat >= BEAT_SECONDS:
             self._beat = now
-            self.on_beat(name)
+            self._on_beat(name)
 
     def end_phase(self) -> None:
         """End the current phase, if any."""

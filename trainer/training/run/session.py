@@ -57,7 +57,7 @@ class Attempt:
         self.job = job
         self.reporter = reporter
         self.control = control
-        source.check = control.check
+        source.interrupt_with(control.check)
         self.parts = build_parts(job, images, source, places.cache_folder())
         self.validator = Validator(images, job, self.parts.collator, self.parts.device)
         self.previewer = Previewer(job, source, self.parts.cache, run.samples)
@@ -67,6 +67,8 @@ class Attempt:
         evaluators = (self.validator, self.previewer)
         self.manager = EngineManager(job, self.parts, segments, self.plan, evaluators, run.checkpoints, reporter.notice)
         self.forecast = read_forecast(run.forecast)
+        self.checkpoints: CheckpointCallback | None = None
+        """Callback that writes checkpoints; None until there is an engine."""
         self.saving: ExportCallback | None = None
         """Callback that exports the LoRA; None until there is an engine."""
         self.recovery = Recovery(self.manager, self.plan, self.prepare, reporter, self.meter, self.forecast)
@@ -102,11 +104,11 @@ class Attempt:
         # The free memory may have changed since the run was planned, maybe days ago.
         cap_memory(self.parts.device)
         recovery = self.recovery
-        recovery.first = saved.step if saved else 0
         # Encode before the models are loaded, so that the VAE and the UNet need not fit in memory together.
-        recovery.prepare_step(recovery.first)
+        recovery.prepare_first_step(saved.step if saved else 0)
         engine = self._load(saved)
-        recovery.checkpoints = checkpoints = CheckpointCallback(engine, self.run, self.reporter, self.plan)
+        self.checkpoints = checkpoints = CheckpointCallback(engine, self.run, self.reporter, self.plan)
+        recovery.use_checkpoints(checkpoints)
         self.saving = saving = ExportCallback(engine, self.exporter, self.reporter)
         callbacks = [
             RecoverableCallback(callback, recovery) for callback in self._callbacks(engine, checkpoints, saving)
@@ -138,7 +140,7 @@ class Attempt:
 
         def on_phase(phase: events.Phase, done: int, total: int) -> None:
             if phase == "cache_pictures" or phase == "cache_texts":
-                self.recovery.phase = phase
+                self.recovery.enter_phase(phase)
             self.reporter.phase(phase, done, total)
             if done < total:
                 make_room()
@@ -199,7 +201,7 @@ class Attempt:
 
     def _interrupt(self, order: Order) -> Ended:
         """Save a checkpoint, and for a stop the LoRA; return the outcome and the path of the LoRA written, if any."""
-        checkpoints, saving = self.recovery.checkpoints, self.saving
+        checkpoints, saving = self.checkpoints, self.saving
         if checkpoints is None or saving is None:  # no engine yet: the last checkpoint is still current
             self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training, at step {self.step}")
             return OUTCOMES[order], None

@@ -225,11 +225,11 @@ def attempt(
         files.write_text(run.job, dump_job(job, comments=False))
         control = Control(run)
         with events.EventWriter(run.events, number) as writer, control.signals(), numeric_settings(job):
-            reporter.writer = writer
+            reporter.write_to(writer)
             for code, sentence in notices:
                 reporter.notice(code, sentence)
             work = Attempt(run, job, images, source, reporter, control, segments)
-            reporter.on_beat = lambda phase: run.write_status(work.status(phase, number, "running"))
+            reporter.send_heartbeats(lambda phase: run.write_status(work.status(phase, number, "running")))
             return conclude(run, work, reporter, number)
 
 
