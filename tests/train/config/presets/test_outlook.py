@@ -81,7 +81,7 @@ def test_what_a_fit_holds_is_told_and_planned_with(capsys):
 
 def test_a_card_that_nobody_knows_is_told_and_nothing_is_kept(capsys):
     assert cli.main(["presets", "add", write(), "--gpu", "RTX 99"]) == 2
-    assert "No GPU called" in capsys.readouterr().err
+    assert 'Could not plan for the GPU "RTX 99"' in capsys.readouterr().err
     assert not library.presets_folder().exists()
 
 
