@@ -64,6 +64,10 @@ def main(words: Sequence[str]) -> int:
         return run.fail(str(error), error.remedy)
     os.chdir(ROOT)
     os.environ["LD_LIBRARY_PATH"] = str(library)
+    if "--truth" in words:
+        words = [word for word in words if word != "--truth"]
+        command = [str(PYTHON), "-m", "tests.emulated_gpu.truth", *words]
+        os.execve(command[0], command, {**run.environment(), "PYTHONPATH": str(ROOT)})
     options = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "-o", "testpaths=tests/emulated_gpu"]
     return run.hand_over([str(PYTHON), "-m", "pytest", *options, *(word for word in words if word != "--if-built")])
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support import ROOT
 
@@ -51,6 +55,25 @@ class EmulatedGpu:
         """
         self.settings |= {"FILL_FILE": file, "FILL_TEXT": text, "FILL_LEAVE_MIB": leave_mib, "FILL_PID": os.getpid()}
 
+    def fill_in(
+        self, function: str, mark: Path, *, leave_mib: int, call: int = 1, events: Path | None = None
+    ) -> tuple[str, ...]:
+        """Let the test's process take all memory except `leave_mib` within a call of a function of the trainer.
+
+        `function` is "module:name" as the caller looks it up; `call` counts its calls from 1, with the run's `events`
+        only those after the run was planned. The memory is taken at the first allocation from the driver after the
+        function was entered. Returns the words that start the trainer in place of `-m trainer`: a program that writes
+        the file `mark` when the function is entered.
+        """
+        self.fill_when(mark, "entered", leave_mib)
+        return "-m", "tests.emulated_gpu.machine", "mark", str(mark), str(events or ""), function, str(call)
+
+    def release(self) -> None:
+        """Give back the memory that `fill_when` or `fill_in` took, and let nobody take it again."""
+        for name in ("FILE", "TEXT", "LEAVE_MIB", "PID"):
+            self.settings.pop(f"FILL_{name}", None)
+        self.state.unlink(missing_ok=True)
+
     @contextmanager
     def held(self, leave_mib: int) -> Iterator[subprocess.Popen[str]]:
         """Let another program hold all memory except `leave_mib` while the block runs; yield its process."""
@@ -78,5 +101,35 @@ def _hold(leave_mib: int) -> None:
     sys.stdin.read()
 
 
+def _mark(mark: Path, events: str, function: str, call: int, words: Sequence[str]) -> int:
+    """Run the trainer with `words`; write `mark` at the given call of a function, counted as in `fill_in`."""
+    from trainer.cli import main
+    from trainer.cli.common import quieten
+
+    quieten()  # before the module of the function imports torch
+    module, _, name = function.partition(":")
+    *path, attribute = name.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in path:
+        owner = getattr(owner, part)
+
+    def is_planned() -> bool:
+        return not events or (Path(events).exists() and "attempt_started" in Path(events).read_text(encoding="utf-8"))
+
+    real, calls = getattr(owner, attribute), itertools.count(1)
+
+    @functools.wraps(real)
+    def marking(*args: Any, **options: Any) -> Any:
+        if is_planned() and next(calls) == call:
+            mark.write_text("entered", encoding="utf-8")
+        return real(*args, **options)
+
+    setattr(owner, attribute, marking)
+    sys.argv[1:] = words
+    return main()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "mark":
+        sys.exit(_mark(Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]), sys.argv[6:]))
     _hold(int(sys.argv[1]))

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor, nn
 
+from trainer.adapter.export import export_lora
 from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_sampler
 from trainer.base.encoding import TextConditioning, encode_texts, posterior
 from trainer.base.families import TextEncoder
@@ -26,13 +29,16 @@ from trainer.memory.trace.meta_models import (
     micro_batch,
 )
 from trainer.memory.trace.workload import Workload
+from trainer.training import checkpoint
+from trainer.training.acceleration.cuda_graphs import make_graphs
+from trainer.training.callbacks.checkpoints import capture
 from trainer.training.callbacks.lora_export import export_mode
 from trainer.training.callbacks.validation import losses_of_image
 from trainer.training.device.device import DTYPES, attention_kernels
 from trainer.training.device.offload import empty_cache, offloaded
 from trainer.training.engine import Engine
 from trainer.training.optim.master_weights import measure
-from trainer.training.optim.optimizer import set_learning_rates
+from trainer.training.optim.optimizer import averaged_weights, set_learning_rates
 from trainer.training.step import MicroBatch
 
 Size = tuple[int, int]
@@ -53,13 +59,18 @@ class RealRun:
         self.workload = workload
         self.device = device
         self.engine: Engine | None = None
+        self.graph_notices: list[str] = []
+        """What the trainer reported about CUDA graphs that it did not record."""
 
     def cache_pictures(self) -> None:
         """Encode an image of each shape with the VAE, then release the VAE."""
         vae = self._vae()
         with attention_kernels("auto", self.device, vae.dtype):
-            for bucket in self.workload.buckets:
-                posterior(vae, torch.rand(1, 3, bucket.height, bucket.width).to(self.device))
+            tiled = bool(self.workload.fit.vae_encode_tiling)
+            for width, height in dict.fromkeys(
+                bucket.size for bucket in (*self.workload.buckets, *self.workload.validation_buckets)
+            ):
+                posterior(vae, torch.rand(1, 3, height, width), tiled=tiled)
         del vae
         empty_cache(self.device)
 
@@ -75,6 +86,9 @@ class RealRun:
         self._placed(unet, dtype_of(self.workload), placer)
         encoders = self._text_encoders() if self.workload.trained_texts else []
         self.engine = engine_around(self.workload, unet, encoders, self.device)
+        self.engine.graphs = make_graphs(
+            self.workload.fit, self.device, lambda _, sentence: self.graph_notices.append(sentence)
+        )
         empty_cache(self.device)
 
     def train(self, bucket: Size, pictures: int, micro_batches: int = 1, steps: int = 2) -> None:
@@ -109,13 +123,26 @@ class RealRun:
                 del vae
                 empty_cache(self.device)
 
+    def checkpoint(self) -> None:
+        """Write a checkpoint into a temporary folder."""
+        with TemporaryDirectory() as folder:
+            checkpoint.save_checkpoint(Path(folder), capture(self._loaded(), []))
+
+    def save(self) -> None:
+        """Export the LoRA into a temporary folder."""
+        engine = self._loaded()
+        with TemporaryDirectory() as folder, averaged_weights(engine.optimizer, engine.master_weights):
+            for weight in engine.master_weights.masters.values():
+                weight.detach().nan_to_num_()  # random weights may diverge, and export refuses NaN
+            path = Path(folder) / "lora.safetensors"
+            export_lora(path, engine.master_weights.masters, engine.adapter, {})
+
     def _step(self, engine: Engine, bucket: Size, pictures: int, micro_batches: int) -> None:
         """Run a step as trainer.training.engine.Engine.train_step, but accept overflows (random weights)."""
         set_learning_rates(engine.optimizer, 1.0)
         total = torch.zeros((), device=self.device)
         for _ in range(micro_batches):
-            total += engine.micro_step(self._batch(bucket, pictures))
-            engine.master_weights.accumulate()
+            engine.accumulate_gradients(self._batch(bucket, pictures), total)
         measure(total, engine.master_weights, engine.loss_scale).tolist()
         engine.optimizer_step(1.0, 1.0)
 

@@ -36,6 +36,8 @@ class TruthJob:
     fit: Mapping[str, Any] = field(default_factory=dict)
     other_phases: bool = False
     """Whether caching, validation and previews are measured too."""
+    gpu: str = "4090"
+    """Model of the emulated GPU, where the job runs on one."""
 
     def workload(self, *, tiny: bool = False, dtype: str = "bf16") -> Workload:
         """Return what memory depends on; with ``tiny``, of small models on images that are smaller by TINY."""
@@ -73,6 +75,45 @@ def truth_jobs() -> list[TruthJob]:
     return [job for place in range(longer) for jobs in (small, large) for job in jobs[place : place + 1]]
 
 
+def emulated_jobs() -> list[TruthJob]:
+    """Return the jobs for the emulated GPU, cheapest first; every phase of each is measured."""
+    return [*_emulated_jobs_of("sd15"), *_emulated_jobs_of("sdxl")]
+
+
+def _emulated_jobs_of(family: Family) -> list[TruthJob]:
+    side, texts = (512, _LEARNED) if family == "sd15" else (1024, _BOTH)
+    plain = TruthJob(f"{family} r16", family, (side, side), other_phases=True)
+    full = _variant(plain, "full", fit={"gradient_checkpointing": "full"})
+    adam8bit: dict[str, Any] = {"optimizer": {"name": "adamw8bit"}}
+    tiled = {"vae_encode_tiling": True, "vae_tiling": True, "vae_dtype": "bf16"}
+    nf4 = _variant(full, "nf4", fit={"quantize": "nf4"})
+    return [
+        full,
+        plain,
+        _variant(full, "b2", pictures=2),
+        _variant(full, "b4", pictures=4),
+        _variant(plain, "blocks", fit={"gradient_checkpointing": _BLOCKS}),
+        _variant(full, "r128 adamw8bit", recipe={"rank": 128, **adam8bit}),
+        _variant(full, "schedulefree", recipe={"optimizer": {"name": "schedulefree"}}),
+        _variant(full, "tiled bf16 VAE", fit=tiled),
+        _variant(full, "preview offload", fit={"preview_offload": True}),
+        _variant(full, "int8", fit={"quantize": "int8"}),
+        _variant(full, "int8_products", fit={"quantize": "int8_products"}),
+        nf4,
+        _variant(nf4, "adamw8bit 2 micro-batches", micro_batches=2, recipe=adam8bit),
+        _variant(full, "fp16 on Turing", fit={"dtype": "fp16"}, gpu="2060"),
+        _variant(full, "graphs", fit={"cuda_graphs": True}),
+        _variant(full, "texts", recipe=texts),
+        _variant(plain, "texts b2", pictures=2, recipe=texts),
+    ]
+
+
+def _variant(base: TruthJob, words: str, **changes: Any) -> TruthJob:
+    for part in ("recipe", "fit"):
+        changes[part] = {**getattr(base, part), **changes.get(part, {})}
+    return replace(base, name=f"{base.name} {words}", **changes)
+
+
 def _jobs_of(family: Family) -> list[TruthJob]:
     side = 512 if family == "sd15" else 1024
     full = {"gradient_checkpointing": "full"}
@@ -82,9 +123,7 @@ def _jobs_of(family: Family) -> list[TruthJob]:
     tight = replace(plain, name=f"{family} r16 full", fit=full)
 
     def variant(words: str, base: TruthJob = plain, **changes: Any) -> TruthJob:
-        for part in ("recipe", "fit"):
-            changes[part] = {**getattr(base, part), **changes.get(part, {})}
-        return replace(base, name=f"{base.name} {words}", **changes)
+        return _variant(base, words, **changes)
 
     def optimizer(name: str, base: TruthJob = plain) -> TruthJob:
         rate = {"learning_rate": 1.0} if name == "prodigy" else {}

@@ -11,7 +11,6 @@ import torch
 from tests.support.meters import Measured
 from tests.support.truth import LATER_STEPS, PHASES, Prediction, percentile
 from trainer.memory.device.device_state import DeviceState
-from trainer.protocol.forecast import ForecastPhase
 
 MIB = 2**20
 CPU_REMARK = (
@@ -28,7 +27,7 @@ class Row:
 
     name: str
     prediction: Prediction
-    phases: Mapping[ForecastPhase, Measured]
+    phases: Mapping[str, Measured]
     outside: int
     """Bytes that the driver counted outside the allocator at the end."""
     remark: str
@@ -50,7 +49,7 @@ class Line:
     """One phase of one configuration; errors are relative to the measurement."""
 
     name: str
-    phase: ForecastPhase
+    phase: str
     measure: str
     """"requested", "allocated" or "reserved"."""
     measured: int
@@ -110,7 +109,7 @@ def _summary(lines: Sequence[Line], rows: Sequence[Row], device_state: DeviceSta
         for measure in ("requested", "allocated", "reserved"):
             errors = [abs(line.error) for line in lines if line.measure == measure and line.phase in phases]
             if errors:
-                yield f"* {name}, {measure}: {_spread(errors)}"
+                yield f"* {name}, {measure}: {spread(errors)}"
     outside = [row.outside for row in rows if row.outside]
     if outside:
         yield (
@@ -125,7 +124,8 @@ def _summary(lines: Sequence[Line], rows: Sequence[Row], device_state: DeviceSta
             yield f"* {row.name}: {row.remark}"
 
 
-def _spread(errors: Sequence[float]) -> str:
+def spread(errors: Sequence[float]) -> str:
+    """Return how large relative errors are: median, 95th percentile, worst."""
     near = sum(error <= 0.001 for error in errors) / len(errors)
     return (
         f"{len(errors)} values, {near:.0%} within 0.1 %, median {median(errors):.3%}, "

@@ -15,13 +15,14 @@ from tests.benchmarks import memory_truth, record_traces
 from tests.benchmarks.record_traces import births, likeness, recorded_jobs, traces_of, work_of
 from tests.support.meters import CpuMeter, Measured
 from tests.support.real_phases import RealRun
-from tests.support.truth import PhaseForecast, Prediction, measure, percentile, predict
-from tests.support.truth_jobs import truth_jobs
+from tests.support.truth import LATER, PhaseForecast, Prediction, measure, measure_run, percentile, predict, predict_run
+from tests.support.truth_jobs import emulated_jobs, truth_jobs
 from tests.support.truth_report import Edge, Row, lines_of, report
 from trainer.memory.device.device_state import state_of_listed_gpu
 from trainer.memory.device.gpu_specs import find_gpu
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
+from trainer.protocol.forecast import PHASES
 from trainer.training.objective import NoiseSchedule
 
 CPU = torch.device("cpu")
@@ -52,6 +53,19 @@ def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_
     text = report("cpu", "2026-01-01", situation, [row], [], 1)
     assert "| sd15 r16 full b4 | train | requested |" in text
     assert "s a step" not in text
+
+
+def test_every_phase_of_a_whole_run_is_compared(tmp_path: Path) -> None:
+    """Also those that the comparison on the emulated GPU adds: checkpoint, export, and encoding between epochs."""
+    job = next(job for job in emulated_jobs() if job.name == "sd15 r16 full schedulefree")
+    workload = job.workload(tiny=True, dtype="fp32")
+    prediction = predict_run(workload, memory_truth.state_of_main_memory(), tmp_path)
+    phases = dict(measure_run(job, RealRun(workload, CPU), CpuMeter()))
+    lines = {line.phase: line for line in lines_of(Row(job.name, prediction, phases, 0, ""))}
+    assert set(lines) == {*PHASES, *LATER.values()} - {"quantise"}
+    # On the CPU, the copies that these three make in main memory count too.
+    copying = ("preview", "checkpoint", "save")
+    assert {name: line.error for name, line in lines.items() if abs(line.error) > 0.01 and name not in copying} == {}
 
 
 @pytest.mark.parametrize("side", [8, 64])

@@ -129,7 +129,9 @@ def oom_details(error: BaseException, models: Mapping[str, nn.Module]) -> OomDet
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.optim.Optimizer):
             stage = "optimizer"
-        stage = _STAGES.get(frame.f_code, stage)
+        found = _STAGES.get(frame.f_code, stage)
+        if stage or found != "backward":  # probing an attention kernel runs a backward too, outside of a step
+            stage = found
         if isinstance(owner, nn.Module):
             module = names.get(id(owner), module or type(owner).__name__)
     return OomDetails(requested, stage, module, allocated, reserved)

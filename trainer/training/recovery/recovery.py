@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from trainer.config.fit import FitConfig
 from trainer.errors import ResumableError
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase
+from trainer.protocol.run_directory import newest_step
 from trainer.protocol.text import size
 from trainer.training.active_plan import ActivePlan
 from trainer.training.callbacks.checkpoints import CheckpointCallback
@@ -24,15 +26,6 @@ from trainer.training.reporting.reporter import Reporter
 # The same plan often fits after freeing, because that also undoes fragmentation. Each retry costs a repeated step or a
 # replay, so a plan that needs more of them is too tight.
 MAX_RETRIES_PER_PLAN = 3
-
-REMEDIES: dict[ForecastPhase, str] = {
-    "cache_pictures": ", or start a new run with fit.vae_encode_tiling = true or at a lower resolution",
-    "cache_texts": "",
-    "load": ", or start a new run with fit.allow_quantized = true",
-    "preview": ", or make the images under report.previews in the run's job.toml smaller, or remove them",
-}
-"""Advice in addition to closing other programs, by phase."""
-OTHER_REMEDY = ", or start a new run at a lower resolution, with a lower rank, or with fit.allow_quantized = true"
 
 # In these phases the validation of the current step is done. A resume would skip it, so in earlier phases a checkpoint
 # would lose it.
@@ -233,8 +226,13 @@ class Recovery:
             "memory.exhausted",
             f"Could not continue training: memory ran out ({describe_oom(report)}), and no smaller plan is left.",
             f"{self._allowed(report)}{close_programs_advice(current_gpu_info(self.manager.parts.device))}"
-            f"{REMEDIES.get(report.phase, OTHER_REMEDY)}; `resume` continues from the last checkpoint.",
+            f"{remedy(report.phase, self.plan.at(report.step))}; {self._continuation()}",
         )
+
+    def _continuation(self) -> str:
+        """Return what `resume` will do."""
+        saved = newest_step(self.manager.folder)
+        return "`resume` starts the run again." if saved is None else f"`resume` continues from step {saved}."
 
     def _allowed(self, report: events.MemoryExhausted) -> str:
         """Return the advice to change fit keys that the user set, if that would lower memory use; "" otherwise."""
@@ -267,6 +265,35 @@ class RecoverableCallback:
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Call the callback's method of the same name under out-of-memory recovery."""
         self.recovery.with_engine(self.phase, lambda now: self.callback.after_step(now, result))
+
+
+def remedy(phase: ForecastPhase, fit: FitConfig) -> str:
+    """Return the advice besides closing other programs: changes with which the phase needs less than with ``fit``."""
+    fewer_bits = {"int8": ' with fit.quantize = "nf4"', "nf4": ""}.get(
+        fit.quantize or "", " with fit.allow_quantized = true"
+    )
+    match phase:
+        case "cache_pictures":
+            ways = ["" if fit.vae_encode_tiling else " with fit.vae_encode_tiling = true", " at a lower resolution"]
+        case "cache_texts":
+            ways = []
+        case "preview":
+            return ", or make the images under report.previews in the run's job.toml smaller, or remove them"
+        case "load" | "quantise":
+            ways = [fewer_bits]
+        case "checkpoint" | "save":
+            ways = [" with a lower rank", fewer_bits]
+        case _:
+            ways = [" at a lower resolution", " with a lower rank", fewer_bits]
+    named = [way for way in ways if way]
+    return f", or start a new run{joined(named)}" if named else ""
+
+
+def joined(ways: Sequence[str]) -> str:
+    """Return alternatives as one phrase: " a, b, or c"."""
+    if len(ways) < 3:
+        return " or".join(ways)
+    return f"{','.join(ways[:-1])}, or{ways[-1]}"
 
 
 def describe_oom(report: events.MemoryExhausted) -> str:

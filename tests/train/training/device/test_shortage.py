@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,23 @@ def test_numpy_too() -> None:
 def test_what_cards_say_is_understood(words: str, requested: int | None) -> None:
     assert is_out_of_memory(RuntimeError(words))
     assert oom_details(RuntimeError(words), {}).requested == requested
+
+
+def test_a_backward_outside_of_a_step_is_no_stage_of_it() -> None:
+    """Kernels are probed with a backward before texts are encoded."""
+
+    class Full(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    with pytest.raises(torch.OutOfMemoryError) as full:
+        torch.autograd.backward(Full.apply(torch.ones((), requires_grad=True)))
+    assert oom_details(full.value, {}).stage == ""
 
 
 @pytest.mark.parametrize("private", ["", " with 30.00 MiB allocated in private pools (e.g., CUDA Graphs),"])

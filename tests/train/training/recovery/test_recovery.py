@@ -26,6 +26,7 @@ from tests.support.exhaustion import (
     step_begins,
     step_ends,
 )
+from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.errors import ResumableError
 from trainer.protocol import commands, events
@@ -33,6 +34,7 @@ from trainer.protocol.forecast import Forecast
 from trainer.protocol.report import read_report
 from trainer.training.engine import Engine
 from trainer.training.recovery.engine_manager import EngineManager
+from trainer.training.recovery.recovery import remedy
 from trainer.training.run.start import PlannedFit
 
 pytestmark = pytest.mark.usefixtures("shared_home")
@@ -557,3 +559,20 @@ def test_where_the_user_wrote_all_of_the_fit_nothing_is_changed(place: Place) ->
     twice = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 100, times=2))
     assert twice.code == 75 and not changes_of(twice)
     assert 'Set fit.gradient_checkpointing = "full" or fit.micro_batch = 1' in twice.error.remedy  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("phase", "fit", "advice"),
+    [
+        ("load", {}, ", or start a new run with fit.allow_quantized = true"),
+        ("quantise", {"quantize": "int8"}, ', or start a new run with fit.quantize = "nf4"'),
+        ("quantise", {"quantize": "nf4"}, ""),
+        ("cache_pictures", {}, ", or start a new run with fit.vae_encode_tiling = true or at a lower resolution"),
+        ("cache_pictures", {"vae_encode_tiling": True}, ", or start a new run at a lower resolution"),
+        ("cache_texts", {}, ""),
+        ("train", {"quantize": "nf4"}, ", or start a new run at a lower resolution or with a lower rank"),
+        ("save", {"quantize": "nf4"}, ", or start a new run with a lower rank"),
+    ],
+)
+def test_the_advice_does_not_name_what_the_plan_already_does(phase: Any, fit: dict[str, Any], advice: str) -> None:
+    assert remedy(phase, FitConfig.model_validate(fit)) == advice
