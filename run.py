@@ -5,7 +5,8 @@
     python run.py shortcut          add a shortcut to the desktop (Windows) or the application menu (Linux)
     python run.py demo              train a small LoRA on the bundled base; show before and after
     python run.py test [...]        run the tests; further arguments go to pytest
-    python run.py test --gpu [...]  run the tests on an emulated NVIDIA GPU (Linux with g++)
+    python run.py test --gpu [...]  run the tests on an emulated NVIDIA GPU (Linux with g++); with --truth, compare
+                                    memory forecasts with PyTorch's allocator on it
     python run.py doctor            check whether this PC can train
     python run.py update            get the newest Impasto with git and rebuild
     python run.py rebuild           set up again, for example after changing the GPU
