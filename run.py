@@ -269,7 +269,7 @@ def prepare(extras: Sequence[str], cpu: bool) -> str:
                 build(sorted({*read_stamp().get("extras", []), *extras}), cpu)
     stamp = read_stamp()
     if not stamp.get("gpu") and not stamp.get("cpu") and detect_gpu():
-        say("An NVIDIA GPU was added since this environment was set up. To use it: python run.py rebuild")
+        say("An NVIDIA GPU has been added since this environment was set up. To use it, run: python run.py rebuild")
     return str(venv_python())
 
 
@@ -301,7 +301,7 @@ def build(extras: List[str], cpu: bool) -> None:
         pip("installing the libraries", ["--constraint", str(PINS), *requirements(extras)])
         link_to_checkout()
         step(
-            "checking that it starts",
+            "checking the installation",
             [str(venv_python()), "-c", "import torch, trainer; print('torch', torch.__version__)"],
         )
         write_stamp({"requirements": requirements(extras), "extras": extras, "gpu": gpu and gpu.name, "cpu": cpu})
@@ -342,7 +342,7 @@ def check_machine(needed_bytes: int) -> None:
     free = shutil.disk_usage(str(ROOT)).free
     if free < needed_bytes:
         raise SetupError(
-            f"the disk of {ROOT} has {free / GIB:.1f} GiB free, and the setup needs {needed_bytes / GIB:.0f} GiB",
+            f"the disk of {ROOT} has {free / GIB:.1f} GiB free, but the setup needs {needed_bytes / GIB:.0f} GiB",
             "Free some space, or move this folder to another disk, and try again",
         )
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
@@ -438,7 +438,7 @@ def setup_lock() -> Iterator[None]:
 
     STATE.mkdir(exist_ok=True)
     if is_held(STATE / "lock"):
-        say("Waiting for another setup that is running.")
+        say("Waiting for another setup to finish.")
     with hold_lock(STATE / "lock", patience=float("inf")):
         yield
 

@@ -1,4 +1,4 @@
-"""The status bar, and the three places that show the current training: the bar, a ring and the window title."""
+"""The status bar, plus the progress ring and the window title that show the current training."""
 
 from __future__ import annotations
 

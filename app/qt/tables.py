@@ -151,6 +151,6 @@ class BarDelegate(QStyledItemDelegate):
         painter.drawText(words, int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter), str(index.data()))
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return the size of a cell; a cell with a bar has space for the number and a bar at least as wide."""
+        """Return the size of a cell; a bar gets at least the width that is reserved for its number."""
         bar = 2 * (_NUMBER_WIDTH + _SIDE) + _GAP if isinstance(index.data(_BAR), float) else 0
         return super().sizeHint(option, index).expandedTo(QSize(bar, option.fontMetrics.height() + 10))

@@ -221,7 +221,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_memory(count: float) -> str:
-    """Format bytes of memory with the units of the command line, powers of 1024: "593 MiB", "7.1 GiB"."""
+    """Format a memory size in the same units as the command line, powers of 1024: "593 MiB", "7.1 GiB"."""
     number, unit = size(count).split()
     return f"{QLocale().toString(float(number), 'f', len(number.partition('.')[2]))} {unit}"
 
@@ -278,9 +278,9 @@ class ElidedLabel(QLabel):
 
 
 def flow(sizes: Sequence[QSize], width: int, gap: int, breaks: Collection[int] = ()) -> tuple[list[QRect], int]:
-    """Arrange sizes in rows; return their rectangles and the total height.
+    """Arrange boxes of these sizes in rows; return their rectangles and the total height.
 
-    The sizes at the indexes in `breaks` start a new row. Sizes wider than `width` are cut to it and get their own row.
+    The boxes at the indexes in `breaks` start a new row. Boxes wider than `width` are cut to it and get their own row.
     All values are in px.
     """
     places: list[QRect] = []

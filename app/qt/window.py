@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from app.qt.runs.notifier import Notifier
 
 _MAX_QUICK_WRITES = 500
-"""Maximum number of unsaved edits that closing the window writes at once, to see whether they conflict."""
+"""If there are more unsaved edits, the closing window does not write them before it counts conflicts."""
 _PATIENCE = 2.0
-"""Seconds without progress after which the closing window stops waiting for these writes."""
+"""Seconds without a finished write after which the closing window stops waiting for unsaved edits."""
 
 
 class Sidebar(QFrame):
@@ -90,7 +90,7 @@ class Window(QMainWindow):
     """Main window of a session."""
 
     painted = Signal()
-    """The window was painted for the first time; work that must not delay it may start."""
+    """Emitted after the window is painted for the first time; work that would delay startup waits for this."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class Window(QMainWindow):
         ShortcutList(self.commands, self).exec()
 
     def show_welcome(self) -> None:
-        """Show the welcome dialog, which is not modal: what this PC can train, and a button that starts the tour."""
+        """Show the welcome dialog (not modal), which says what this PC can train and has a button to start the tour."""
         from app.qt.first_run.welcome import Welcome
 
         welcome = self.findChild(Welcome)

@@ -143,7 +143,7 @@ def test_a_python_that_fits_is_found_and_else_the_command_is_named(run, monkeypa
 
 
 def test_a_full_disk_is_told_before_anything_is_written(run, tmp_path):
-    with pytest.raises(run.SetupError, match=r"GiB free, and the setup needs 1048576 GiB"):
+    with pytest.raises(run.SetupError, match=r"GiB free, but the setup needs 1048576 GiB"):
         run.check_machine(2**50)
     run.check_machine(1)
     assert not list(tmp_path.iterdir())

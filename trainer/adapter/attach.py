@@ -194,7 +194,7 @@ def attach(
     generator: Callable[[str], np.random.Generator],
     lean: bool | None = None,
 ) -> Adapter:
-    """Attach LoRA layers to the parts that the recipe trains; only their weights require gradients afterwards.
+    """Attach LoRA layers to the parts that the recipe trains; afterward, only their weights require gradients.
 
     `dtype` is the one the base computes in. `generator` returns a random generator for each kohya name, so that a
     layer's initial weights do not depend on which other layers are trained. Models on the meta device get meta weights.
@@ -404,8 +404,8 @@ def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
         layers = "1 layer" if len(lost) == 1 else f"{len(lost)} layers"
         raise LoraFileError(
             "lora.untrained",
-            f"Could not continue from {path.name}: it also changes {layers} that the recipe does not train, such as "
-            f"{lost[0].kohya}, which would be lost.",
+            f"Could not continue from {path.name}: the changes to {layers} that the recipe does not train "
+            f"would be lost, for example {lost[0].kohya}.",
             _remedy(lost, adapter),
         )
 

@@ -138,7 +138,7 @@ def _check_written(written: Path, table: Sequence[Slot], naming: Naming, digest:
         first = next(iter(unknown + incomplete + not_finite), "its bytes")
         raise LoraFileError(
             "lora.damaged",
-            f"Could not save the LoRA: the file just written reads back wrong ({first}).",
+            f"Could not save the LoRA: the file that was just written is damaged ({first}).",
             "Check the disk, then save again. The last good checkpoint is kept.",
         )
 

@@ -406,7 +406,7 @@ class _Download:
 
 
 def _validator(response: httpx2.Response) -> str | None:
-    """Return a strong ETag, because weak ones do not work for ranges, or else the file's modification date; or None."""
+    """Return a strong ETag (weak ones do not work for ranges), else the modification date, else None."""
     etag = response.headers.get("etag")
     return etag if etag and not etag.startswith("W/") else response.headers.get("last-modified")
 

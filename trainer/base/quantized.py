@@ -214,7 +214,7 @@ def quantizable_linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def quantize_linears(model: nn.Module, kind: Quantization, dtype: torch.dtype, device: torch.device) -> Placer:
-    """Replace empty linear layers in transformer blocks by quantized ones; return a placer that quantizes the weights.
+    """Replace empty linear layers in transformer blocks with quantized ones; return a placer that quantizes weights.
 
     Also sets the attributes by which PEFT chooses its layers for quantized weights.
     """

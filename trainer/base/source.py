@@ -50,8 +50,8 @@ _Naming = Callable[[Stored, nn.Module], Stored]
 def open_base(config: BaseConfig, progress: OnPhase | None = None) -> BaseSource:
     """Find the base, download it if needed, and identify it without loading weights.
 
-    Raises BaseModelError if the base is unavailable or unusable, is of another family than `config` states, or has no
-    VAE, or if neither the base nor `config` says what it predicts.
+    Raises BaseModelError if the base is unavailable or unusable, belongs to a different family than `config` states, or
+    has no VAE, or if neither the base nor `config` says what it predicts.
     """
     fetched = fetch_base(config.model, config.revision, progress)
     identity = identify_base(fetched.path)

@@ -212,7 +212,7 @@ def require_fitting(model: nn.Module, stored: Mapping[str, StoredTensor], source
 
 
 def _by_model_names(model: nn.Module, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors by model parameter name; transformers 5.6 removed a level that all published files have."""
+    """Return the tensors by model parameter name, adding or removing the prefix that transformers 5.6 dropped."""
     wanted = {name for name, _ in model.named_parameters()}
     known = {}
     for name, tensor in stored.items():

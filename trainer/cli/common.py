@@ -142,9 +142,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def protect_links(options: argparse.Namespace) -> Iterator[str]:
-    """Move passwords and tokens out of the base links in the job file, --base and --set; yield a message for each.
+    """Remove passwords and tokens from the base links in the job file, --base and --set; yield a message for each link.
 
-    Afterward, the links in `options` and in the job file no longer contain them, so no command can print or write them.
+    They are stored where the engine finds them (see `protect`), so no command can print them or write them to a file.
     """
     base = getattr(options, "base", None)
     for name in ("job", "what", "source"):

@@ -51,11 +51,11 @@ REMARKS: Mapping[str, str] = {
     "smaller.phase": 'No plan at this precision needs much less memory: "{phase}" takes {bytes} in each plan.',
     "smaller.none": "No plan needs much less memory.",
     "cache.shards": (
-        "The cache has space for {epochs} ({limit}). {encoded} are also encoded between epochs: {rounds}, {offloaded}."
+        "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}."
     ),
     "estimate.cpu": "This is an estimate, which may be off by {error}.",
     "estimate.int8_products": (
-        "An estimate: int8 products are assumed in all linear layers; the run measures where they help."
+        "This estimate assumes int8 products in all linear layers; the run uses them only where they are faster."
     ),
 }
 """Sentence for each remark code in trainer.protocol.plan.REMARKS."""

@@ -139,7 +139,7 @@ def state_word(state: State) -> str:
 
 
 def run_word(run: RunSummary) -> str:
-    """Return the translated name of a run's state or, if its folder is missing, the reason."""
+    """Return the translated name of a run's state or, if its folder is missing, why it is missing."""
     return _tr(_MISSING[run.missing]) if run.missing else state_word(run.state)
 
 

@@ -1,8 +1,8 @@
 """All colors of the app, for the light, dark and high-contrast themes. No other module defines colors.
 
 The colors are neutral grays, which do not affect how images are perceived, and one accent color. `TEXTS` and `SHAPES`
-list the pairs of text or shape and background that are used; a test computes the contrast of each (WCAG 2.2, 1.4.3
-and 1.4.11): 4.5:1 for text, 3:1 for edges, focus rings and icons.
+list which text and shape colors the app uses on which backgrounds; a test computes the contrast of each pair (WCAG 2.2,
+1.4.3 and 1.4.11) and requires 4.5:1 for text and 3:1 for edges, focus rings and icons.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ class OutputRow(QWidget):
         self.field, self.button, self.words = Line(), QPushButton(self.tr("Choose…")), QLabel()
         self.field.setAccessibleName(self.tr("Output"))
         self.field.setToolTip(
-            f"{_KEY}\n" + self.tr("The folder for this job's runs: an absolute path, or relative to the job's folder.")
+            f"{_KEY}\n"
+            + self.tr("The folder for this job's runs: an absolute path, or a path relative to the job's folder.")
         )
         self.button.setAutoDefault(False)
         self.button.setAccessibleName(self.tr("Choose the folder for the runs"))
@@ -162,7 +163,7 @@ class Essentials(QWidget):
         self._faults: dict[str, QLabel] = {}
         self._base_shown: str | None = None
         self._base_written: str | None = None
-        """Base that the user chose or typed, which the field keeps as entered; None after other changes."""
+        """Base as the user entered it, which the field shows unchanged; None once the job has another base."""
         self._build()
         self.base.chosen.connect(self._on_base_chosen)
         self.cards.chosen.connect(self._on_recipe_chosen)

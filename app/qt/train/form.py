@@ -149,7 +149,7 @@ Editor = CheckEditor | ChoiceEditor | LineEditor
 
 
 def editor_for(setting: Setting) -> Editor:
-    """Return a new editor for a setting, which does not show a value yet."""
+    """Return a new editor for a setting; it does not show a value yet."""
     if setting.choices == (True, False) and setting.default is not None:
         return CheckEditor(setting)
     return ChoiceEditor(setting) if setting.choices else LineEditor(setting)
@@ -169,7 +169,7 @@ class SettingRow(QWidget):
     reverted = Signal(str)
 
     def __init__(self, setting: Setting, key: str | None = None) -> None:
-        """Create the row; for a setting that each item of a list has, `key` is its full key in one item."""
+        """Create the row; for a setting of list items, such as "prompts.*.seed", `key` is its key in one item."""
         super().__init__()
         self.setting = setting
         self.key = key or setting.key

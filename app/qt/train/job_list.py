@@ -28,7 +28,7 @@ MENU = ("train.new", "train.open", "train.duplicate", "train.rename", "train.del
 
 
 class JobList(QWidget):
-    """List of jobs, which a click opens; a damaged job's tooltip says what is wrong."""
+    """List of jobs; clicking a job opens it, and a damaged job's tooltip says what is wrong."""
 
     chosen = Signal(object)
     """Path of the job file to open."""

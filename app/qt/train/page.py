@@ -191,7 +191,7 @@ class TrainPage(Page):
         self.sheet.name.selectAll()
 
     def delete(self) -> None:
-        """Move the open job to the trash and show another job; a notice offers to restore the first one."""
+        """Move the open job to the trash, show another job, and offer to restore the one in the trash."""
         if self.draft is None:
             return
         name = self.draft.name
@@ -221,7 +221,7 @@ class TrainPage(Page):
         self.show_job(path)
 
     def begin(self, recipe: str) -> None:
-        """Create a job that trains on the open images, using the recipe with this name unless it is ""."""
+        """Create a job that trains on the open images, using the recipe with this name unless the name is ""."""
         session = self.session
         images = essentials.open_images(session.library, session.datasets.folders)
         stated = session.target.for_new_job()
@@ -353,7 +353,7 @@ class TrainPage(Page):
         self.notified.emit(words.format(name=name), "info", (self.tr("Restore"), restore))
 
     def _report_hidden_images(self) -> None:
-        """Warn that images hidden by the filter will be trained too, and offer to exclude them."""
+        """Warn that training also uses the images that the filter hides, and offer to exclude them."""
         library, shown = self.session.library.images, frozenset(self.session.view.ids)
         hidden = sum(not image.excluded for number, image in library.items() if number not in shown)
         if shown and hidden:
@@ -420,7 +420,7 @@ class TrainPage(Page):
             QTimer.singleShot(0, self, lambda: self.notified.emit(self.session.jobs.notice, "warning", None))
 
     def _on_library_altered(self) -> None:
-        """If visible, schedule a recount of the images; a scan sends hundreds of these signals, so it is delayed."""
+        """If the page is visible, recount the images after a delay, because a scan emits hundreds of signals."""
         if self.isVisible():
             self.sheet.count_soon()
 

@@ -23,10 +23,10 @@ class JobStarter(QObject):
     message_shown = Signal(str)
     notified = Signal(str, str, object)
     resolved = Signal(object)
-    """These three signals, and `failed`, mean the same as in `Page`."""
+    """`message_shown`, `notified`, `resolved` and `failed` have the same meaning as in `Page`."""
     failed = Signal(object)
     changed = Signal()
-    """The set of jobs being started changed."""
+    """Emitted when the set of jobs being started has changed."""
 
     def __init__(self, session: Session, page: QWidget, forecast: ForecastPanel) -> None:
         super().__init__(page)

@@ -58,12 +58,12 @@ REMARKS: Mapping[str, str] = {
     "smaller.none": QT_TRANSLATE_NOOP("Forecast", "No plan needs much less memory."),
     "cache.shards": QT_TRANSLATE_NOOP(
         "Forecast",
-        "The cache has space for {epochs} ({limit}). {encoded} are also encoded between epochs: {rounds}, {offloaded}.",
+        "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}.",
     ),
     "estimate.cpu": QT_TRANSLATE_NOOP("Forecast", "This is an estimate, which may be off by {error}."),
     "estimate.int8_products": QT_TRANSLATE_NOOP(
         "Forecast",
-        "An estimate: int8 products are assumed in all linear layers; the run measures where they help.",
+        "This estimate assumes int8 products in all linear layers; the run uses them only where they are faster.",
     ),
 }
 """Sentence for each remark code in trainer.protocol.plan.REMARKS."""
@@ -129,7 +129,7 @@ def gibibytes(size: float) -> str:
 
 
 def headline(answer: PlanAnswer, *, here: bool) -> str:
-    """Return a forecast in words: time, device, memory and where memory peaks; `here`: for this PC's GPU."""
+    """Return a forecast in words: time, device, memory and where memory peaks; `here` means on this PC's GPU."""
     if answer.on_cpu and answer.pick is not None:
         words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
         return words.format(

@@ -383,7 +383,7 @@ class FusedNF4(_WholeQuantized, bnb.Linear4bit):
 
 
 def call_layer(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
-    """Call a layer, which may have a LoRA; pass `source` only to lean layers, as frozen ones save no input."""
+    """Call a layer with or without a LoRA; pass `source` only to lean layers, because frozen ones save no input."""
     result: Tensor = layer(x, source=source) if isinstance(layer, _Lean) else layer(x)
     return result
 

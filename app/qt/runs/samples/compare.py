@@ -29,8 +29,8 @@ _ARROWS = {
 class Stage(QWidget):
     """Two images that pan and zoom together, the first to the left of the divider, the second to its right.
 
-    Both fill the same area. A mask hides the second image to the left of the divider, which also lets the mouse
-    reach the first image there.
+    Both fill the same area. A mask hides the part of the second image to the left of the divider, so that the
+    first image is visible there and receives mouse events.
     """
 
     moved = Signal(float)
@@ -190,7 +190,7 @@ class SampleCompare(QWidget):
         column.addLayout(row)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Handle keys: arrows select other samples, +, - and Z zoom, Escape and Enter close the comparison."""
+        """Handle keys: arrows select other samples; +, - and Z zoom; Escape and Enter close the comparison."""
         key = event.key()
         if key in _ARROWS:
             self.moved.emit(*_ARROWS[Qt.Key(key)])

@@ -346,7 +346,7 @@ class SampleGrid(QAbstractScrollArea):
             self.opened.emit()
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Resize the cells if Ctrl is held, otherwise scroll, horizontally if all rows fit."""
+        """Resize the cells if Ctrl is held; otherwise scroll vertically, or horizontally if all rows fit."""
         if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             self.set_side(self.side + (16 if event.angleDelta().y() > 0 else -16))
             event.accept()
@@ -358,7 +358,7 @@ class SampleGrid(QAbstractScrollArea):
             super().wheelEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Handle keys: arrows move, Home goes to the baseline, End to the newest sample, Enter opens a sample."""
+        """Handle keys: arrows move the selection; Home selects the baseline, End the newest sample; Enter opens one."""
         key, steps = event.key(), len(self.samples.steps) if self.samples else 0
         ends = {Qt.Key.Key_Home: (0, -steps), Qt.Key.Key_End: (0, steps)}
         if key in _MOVES or key in ends:
@@ -385,7 +385,7 @@ class SampleGrid(QAbstractScrollArea):
         return super().viewportEvent(event)
 
     def describe(self, spot: CellIndex, between: str = ", ") -> str:
-        """Return a sample's step, marks, state and prompt as a text, separated by `between`."""
+        """Return a sample's step, marks, state and prompt as text, separated by `between`."""
         image = self.image(spot)
         thumbnail = self._session.thumbnails.get(image, self._edge()) if image else None
         samples = self.samples
@@ -412,7 +412,7 @@ class SampleGrid(QAbstractScrollArea):
         self.follow()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Request the thumbnails again, because another view may have replaced the request."""
+        """Request the thumbnails again, because another view's request may have replaced this one's."""
         super().showEvent(event)
         self._update_view()
 

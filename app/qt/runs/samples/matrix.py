@@ -102,7 +102,7 @@ class SampleMatrix(QWidget):
 
     message_shown = Signal(str)
     failed = Signal(object)
-    """Emitted with an ImpastoError."""
+    """ImpastoError to show as a notice."""
     chosen = Signal(int)
     """Step whose LoRA the user wants to use."""
 
@@ -275,7 +275,7 @@ class SampleMatrix(QWidget):
         self._commands.refresh()
 
     def _show_compared(self) -> None:
-        """Compare the current sample with the pinned one or, if none is pinned, with its prompt's step 0."""
+        """Compare the current sample with the pinned one or, if none is pinned, with step 0 of the same prompt."""
         samples, current = self.samples, self.grid.current
         if not self.in_compare() or samples is None or current is None:
             return

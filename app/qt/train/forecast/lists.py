@@ -238,7 +238,7 @@ class PreflightList(QWidget):
 
 
 def _sentence(check: PreflightCheck) -> str:
-    """Return a check's sentence; if it is about a setting, the title comes first: "Rank: must be ..."."""
+    """Return a check's sentence; if the check is about a setting, its title comes first: "Rank: must be ..."."""
     if check.remark is not None:
         return words.remark(check.remark)
     sentence = check.sentence

@@ -84,7 +84,7 @@ class GpuChooser(QWidget):
         return str(self.box.itemData(known)) if known >= 0 else text or HERE
 
     def renew(self, *, on_cpu: bool) -> None:
-        """Update this PC's entry in the list, a GPU or the CPU, and the note about its GPU."""
+        """Update the list's entry for this PC (its GPU or CPU) and the note about its GPU."""
         self._on_cpu = on_cpu
         if self.box.itemText(0) != self._here():
             self._fill()

@@ -261,6 +261,6 @@ def test_a_plan_says_how_they_are_encoded(subject: Workload, traces: TraceLibrar
     question = PlanRequest("portions", subject, FitConfig(), situation, course.counts)
     (found,) = remarks_of(question, PlanResult(situation, Plan(subject.fit, forecast)))
     assert remark(found) == (
-        "The cache has space for 2 epochs (fit.cache_gigabytes). Images and captions are encoded between "
-        f"epochs too: 3 times, {how}."
+        "The cache holds 2 epochs (fit.cache_gigabytes). Images and captions for later epochs "
+        f"are encoded as needed: 3 times, {how}."
     )
