@@ -89,7 +89,7 @@ def distribute_widths(wanted: Sequence[int], room: int) -> list[int]:
 
 
 class Table(QTreeView):
-    """Table view of text rows, whose last column takes the remaining width."""
+    """Table view of text rows; the last column takes the remaining width."""
 
     def __init__(self, titles: Sequence[str], name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from app.qt.runs.notifier import Notifier
 
 _MAX_QUICK_WRITES = 500
-"""If there are more unsaved edits, the closing window does not write them before it counts conflicts."""
+"""Number of unsaved edits above which the closing window does not write them before counting conflicts."""
 _PATIENCE = 2.0
 """Seconds without a finished write after which the closing window stops waiting for unsaved edits."""
 
@@ -121,7 +121,7 @@ class Window(QMainWindow):
         InputPriorityFilter(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
-        """Open folders, and the folders of images, as datasets; open LoRAs and presets; then call `then`.
+        """Open folders as datasets (for an image, its folder), and open LoRAs and presets; then call `then`.
 
         Shows the Images page unless the user opens another page first.
         """
@@ -523,7 +523,7 @@ class Window(QMainWindow):
             self.notices.show_notice("\n".join(faults), "warning")
 
     def _undoing(self) -> UndoHistory:
-        """Return the current page's own undo history (empty while the page loads), else the captions' history."""
+        """Return the current page's own undo history (empty while the page loads) or, if it has none, the captions'."""
         page = self.pages.currentWidget()
         return (page.undoing if isinstance(page, Page | PagePlaceholder) else None) or self.session.history
 

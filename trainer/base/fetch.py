@@ -273,7 +273,7 @@ class _Download:
         return path
 
     def run(self) -> Path:
-        """Download the file under a lock; raise BaseModelError if another process is downloading it or if it fails."""
+        """Download the file under a lock; raise BaseModelError if that fails or another process is downloading it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with locks.hold_lock(self.folder / "lock", patience=0):

@@ -376,7 +376,7 @@ class _Group(QWidget):
 
 
 def _batches() -> Iterator[tuple[str, list[Setting]]]:
-    """Yield batches of settings, each with its table; tables mostly edited above the form come last."""
+    """Yield batches of settings, each with its table; tables that are mostly edited above the form come last."""
     shown = [each for each in settings() if each.key not in _ESSENTIAL and "*" not in each.key]
     last = ("dataset", "base")
     shown.sort(key=lambda each: (each.table in last, list(tables()).index(each.table)))

@@ -65,7 +65,7 @@ class JobStarter(QObject):
         )
 
     def look(self) -> None:
-        """Read the queue again if a job queued here has no run yet, or if a notice says that such a job waits."""
+        """Read the queue again if a job queued here has no run yet, or if a notice says that such a job is waiting."""
         if self._awaited or self._wait_notices:
             self._session.queue.look()
 

@@ -129,7 +129,7 @@ def gibibytes(size: float) -> str:
 
 
 def headline(answer: PlanAnswer, *, here: bool) -> str:
-    """Return a forecast in words: time, device, memory and where memory peaks; `here` means on this PC's GPU."""
+    """Return a forecast in words: time, device, memory and where it peaks; `here` is whether the GPU is this PC's."""
     if answer.on_cpu and answer.pick is not None:
         words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
         return words.format(

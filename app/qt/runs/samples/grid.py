@@ -358,7 +358,7 @@ class SampleGrid(QAbstractScrollArea):
             super().wheelEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Handle keys: arrows move the selection; Home selects the baseline, End the newest sample; Enter opens one."""
+        """Handle keys: arrows, Page Up, Page Down, Home and End select a sample; Enter opens the selected one."""
         key, steps = event.key(), len(self.samples.steps) if self.samples else 0
         ends = {Qt.Key.Key_Home: (0, -steps), Qt.Key.Key_End: (0, steps)}
         if key in _MOVES or key in ends:
