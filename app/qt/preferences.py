@@ -46,7 +46,7 @@ def translate(text: str | None) -> str:
 class SectionForm(QWidget):
     """Form with one row per preference in a section.
 
-    `choices` has, by preference name, the labels of the allowed values; it overrides the labels in the schema.
+    `choices` maps a preference's name to the labels of its allowed values, which override those in the schema.
     """
 
     changed = Signal()

@@ -29,7 +29,7 @@ class TrashedFiles:
 
 
 def trash_images(images: Iterable[LibraryImage], shared: Callable[[LibraryImage], bool]) -> TrashedFiles:
-    """Move images to the trash, each with its caption and mask unless `shared` says that others use those too.
+    """Move images to the trash, each with its caption and mask unless `shared` says that another image uses them.
 
     The image is moved first; if that fails, its caption and mask are not moved.
     """

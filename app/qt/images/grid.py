@@ -1,4 +1,4 @@
-"""The image grid: paints any number of images from loaded thumbnails, without ever waiting."""
+"""The image grid, which paints the thumbnails that are already loaded and never waits for others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Grid(QAbstractScrollArea):
     """Grid of the images in `session.view`; the layout is computed on demand, the selection is stored by id."""
 
     opened = Signal()
-    """Emitted when the user wants to see the current image large."""
+    """Emitted when the user wants to open the current image in the loupe."""
     menu_requested = Signal(QPoint)
     """The user requested a context menu at this screen position."""
     resized = Signal(int)
@@ -285,7 +285,7 @@ class Grid(QAbstractScrollArea):
         self.viewport().update()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Show the image large."""
+        """Request to open the image in the loupe."""
         if self._at(event.position().toPoint()) is not None:
             self.opened.emit()
 
@@ -429,7 +429,10 @@ class Grid(QAbstractScrollArea):
         return ", ".join(words)
 
     def _announce(self, index: int | None, *, aloud: bool = True) -> None:
-        """Update the accessible description; with `aloud`, also announce it: few screen readers report the change."""
+        """Update the accessible description.
+
+        With `aloud`, also announce it, because few screen readers notice that a description has changed.
+        """
         number = self._view.current
         if number is None or index is None or number not in self._library.images:
             return

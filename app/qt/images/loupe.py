@@ -32,7 +32,10 @@ MOST = 4
 
 
 class Loupe(QWidget):
-    """View of the current image. Arrow keys go to another image; when zoomed or with Shift, they move this one."""
+    """View of the current image.
+
+    Arrow keys go to another image. If the image is zoomed, or with Shift, they move the visible part instead.
+    """
 
     stepped = Signal(int)
     left = Signal()

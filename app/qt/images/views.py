@@ -225,7 +225,7 @@ class ImageViews(QWidget):
         self._show_view(self.grid)
 
     def show_loupe(self, _: bool = True) -> None:
-        """Show the current image large."""
+        """Show the current image in the loupe."""
         if not self.has_current():
             self.grid.step(0)
         self._show_view(self.loupe)

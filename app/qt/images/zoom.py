@@ -52,9 +52,9 @@ class FullImageLoader:
         self._future: Future[FullImage] | None = None
 
     def load(self, image: LibraryImage, longest: int, done: Callable[[FullImage | str], None]) -> None:
-        """Load an image and call `done` with it, or with why it cannot be shown; after `drop`, do not call `done`.
+        """Load an image and call `done` with it, or with the reason why it cannot be shown.
 
-        `longest` is the longer side of the view in device px.
+        `longest` is the longer side of the view in device px. `drop` or another `load` cancels the call of `done`.
         """
         self.drop()
         request, path = self._request, image.path

@@ -203,10 +203,10 @@ def _part(state: PhaseState) -> float | None:
 
 
 def _amount(phase: Phase, state: PhaseState, now: float | None) -> str:
-    """Return a phase's amount as text: "completed / total" for training and a running phase, otherwise a duration.
+    """Return a phase's amount as text: "completed / total" while it runs, its duration once it has ended.
 
-    `now` is the current time for a running phase, otherwise None. A running phase without a meaningful total has its
-    duration so far.
+    Training always shows "completed / total"; a running phase without a meaningful total shows its duration so far.
+    `now` is the current time for a running phase, otherwise None.
     """
     if phase != "train" and now is None:
         return format_duration(state.seconds)
@@ -236,7 +236,7 @@ class RunHeader(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._orders = session.run_commands
         self._starting: Entry | None = None
-        """Queue entry to show because it has no run yet, or None."""
+        """Queue entry to show while it has no run yet, or None."""
         self._enabled: tuple[bool, ...] = ()
         self.name, self.state, self.facts = ElidedLabel(), QLabel(), QLabel()
         self.phases = PhaseBars()
@@ -296,7 +296,7 @@ class RunHeader(QWidget):
 
     @property
     def _ending(self) -> Ending | None:
-        """Command that will end the run, from its folder, this window or the queue; None if there is none."""
+        """Command that will end the run, whether accepted by the engine or only requested; None if there is none."""
         run = self._run
         if run is None or not run.alive:
             return None

@@ -79,7 +79,7 @@ class RunModel(StatusModel[RunSummary]):
         return self.update_rows(rows, [self._words(row, before.get(id(row))) for row in rows])
 
     def _words(self, row: RunSummary, before: str | None) -> str:
-        """Return a run's status text, or `before` for an unchanged ended run: there may be hundreds of them."""
+        """Return a run's status text; reuse its previous text (`before`, if still valid) unless it is running."""
         if before is not None and row.state != "running":
             return before
         return run_status(row, self._left(row.path), starting=row.path in self._beginning)

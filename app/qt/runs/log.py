@@ -188,9 +188,10 @@ class LogText(QPlainTextEdit):
     def _ask(
         self, work: Callable[[], _Result], done: Callable[[_Result], None], again: Callable[[], None] | None = None
     ) -> None:
-        """Run a read (`work`) on a worker and pass its result to `done`; if one is running, run `again` after it.
+        """Read from the log with `work` on a worker and pass the result to `done`.
 
-        Results for a previously shown log are ignored.
+        If another read is still running, do not call `work`; call `again`, if given, after that read instead. Results
+        for a previously shown log are ignored.
         """
         if self._busy:
             self._pending_request = again or self._pending_request

@@ -1,4 +1,4 @@
-"""Notices, system notifications and a tray icon about training, on every page and in the background."""
+"""Notices on every page, system notifications and a tray icon that report how training is going."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CloseNotice(QFrame):
 
 
 class Notifier(QObject):
-    """Notifier of runs that end; polls the runs once a second while any are active."""
+    """Notifies the user when a run ends; polls the runs once a second while any are active."""
 
     def __init__(self, session: Session, notices: Notices, window: QWidget) -> None:
         super().__init__(window)

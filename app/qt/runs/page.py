@@ -192,7 +192,10 @@ class RunsPage(Page):
         self._show_awaited()
 
     def show_runs(self, paths: list[Path]) -> None:
-        """Show the first of these runs in the header and tabs; overlay as many as there are colors in the charts."""
+        """Show the first of these runs in the header and tabs, and overlay the runs in the charts.
+
+        The charts show at most one run per line color.
+        """
         # More lines than colors would be hard to tell apart.
         opened = {path: self.session.runs.open(path) for path in paths[:SERIES_COLORS]}
         for path, run in self._open.items():

@@ -1,4 +1,4 @@
-"""Parts of the caption editor: the panel of save problems, the images to edit, and the texts."""
+"""Parts of the caption editor: the panel of save problems, the images to edit, and the status texts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ class SaveStatusPanel(QFrame):
         self.notified.emit(words, act)
 
     def _leftover_message(self, notice: SaveNotice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
-        """Return the message about edits that an earlier session left unsaved, and (button title, action) or None."""
+        """Return a message about edits that an earlier session left unsaved, and its button.
+
+        The button is a (title, action) pair, or None if the message needs no button.
+        """
         if notice.code == "notice.recovered":
             words = [self.tr("Impasto stopped before it could save %n change(s) in {folder}.", "", notice.count)]
         else:
@@ -127,7 +130,7 @@ class SaveStatusPanel(QFrame):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row of the panel: the problem in short and full form, the remedy, and a button."""
+    """One row of the panel: a short and a full description of the problem, the remedy, and a button."""
 
     short: str
     sentence: str
@@ -168,7 +171,10 @@ def _label(words: str, role: str, whole: str = "") -> QLabel:
 
 
 class EditTargets:
-    """Images to edit: those selected or the current one, unless hidden by a filter; `follow` updates them."""
+    """Images to edit: the selected ones or, if none are selected, the current one.
+
+    Images that the filter hides are left out. `follow` updates the images from the view.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -189,7 +195,7 @@ class EditTargets:
         return self._images
 
     def follow(self) -> bool:
-        """Update the images from the view; return True if they have changed or there are none."""
+        """Update the images from the view; return False if there are images and they are the same as before."""
         view, library = self._session.view, self._session.library.images
         current = [view.current] if view.current is not None and view.current in library else []
         chosen = len(view.selected or current)
@@ -216,13 +222,13 @@ class EditorTexts(QObject):
     """Texts for the caption editor, some with the style role that sets their color."""
 
     def title(self, count: int, hidden: int) -> str:
-        """Return the title for several images or none."""
+        """Return the editor's title: the number of images or, if there are none, the reason why."""
         if count:
             return self.tr("%n image(s)", "", count)
         return self.tr("No selected image is shown") if hidden else self.tr("No image selected")
 
     def hint(self, count: int, hidden: int) -> str:
-        """Return what the user can do with no or several images, and how many selected images are hidden."""
+        """Return a hint for editing several images or selecting some; it also says how many are hidden."""
         words = self.tr("The filter hides %n selected image(s), which will not be changed.", "", hidden)
         parts = [words] if hidden else []
         if not count and not hidden:
@@ -232,7 +238,7 @@ class EditorTexts(QObject):
         return " ".join(parts)
 
     def of_one(self, image: LibraryImage, lines: Lines) -> StyledText:
-        """Return a text about one image: the state of its caption, whether it is excluded, and its problem."""
+        """Return a text about one image: the state of its caption, whether it is excluded, and its problem, if any."""
         parts = [self._caption(image, lines)]
         role = "warning" if not (image.caption or "").strip() else "muted"
         if image.excluded:
@@ -243,7 +249,7 @@ class EditorTexts(QObject):
         return " ".join(part for part in parts if part), role
 
     def of_many(self, summary: Summary, images: Sequence[LibraryImage]) -> StyledText:
-        """Return a text that counts missing and empty captions and excluded and damaged images."""
+        """Return a text with the numbers of missing captions, empty captions, excluded images and damaged images."""
         excluded = sum(image.excluded for image in images)
         damaged = sum(image.problem is not None for image in images)
         words = [

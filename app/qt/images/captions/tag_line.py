@@ -18,7 +18,11 @@ _UNDO_KEYS = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 
 
 class TagField(QLineEdit):
-    """Tag field with suggestions. Up/Down: select; Enter: accept; Tab: accept, by default the first; Escape: close."""
+    """Tag field with suggestions.
+
+    Up and Down select a suggestion, Enter accepts it, and Escape closes the list. Tab accepts the selected suggestion
+    or, if none is selected, the first one.
+    """
 
     def __init__(self, complete: Complete, parent: QWidget | None = None) -> None:
         super().__init__(parent)

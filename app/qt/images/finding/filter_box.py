@@ -145,7 +145,11 @@ class HelpDialog(QDialog):
 
 
 class FilterField(QLineEdit):
-    """Filter field. Enter: apply; Down or Ctrl+Space: suggest; Tab: accept; Escape: close the list, then clear."""
+    """Filter field with suggestions.
+
+    Enter applies the filter, Down or Ctrl+Space shows suggestions, and Tab accepts one. Escape closes the suggestions
+    or, if none are shown, clears the field.
+    """
 
     applied = Signal()
     """Emitted when Enter is pressed or the field is cleared."""

@@ -180,7 +180,7 @@ class TagModel(QAbstractListModel):
 def sort_tags(counts: Iterable[tuple[str, int]], order: Order) -> list[TagCount]:
     """Return the tags with their counts, sorted by count or by name.
 
-    Sorts in parts: if this runs on a worker, the main thread can run between them.
+    Sorts the tags in several parts, so that the main thread can run in between when a worker calls this.
     """
     rows = [TagCount(*pair) for pair in counts]
     key = _by_count if order == "count" else _by_name
@@ -234,7 +234,7 @@ class TagView(QListView):
         self.verticalScrollBar().setValue(place)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Filter with Enter."""
+        """Filter by the selected tag when Enter is pressed."""
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.tag is not None:
             self._use(self.tag, event.modifiers())
         else:

@@ -23,7 +23,10 @@ _BACK = (Qt.Key.Key_Up, Qt.Key.Key_Left)
 
 
 class HealthChart(QWidget):
-    """Base class for charts; arrow keys move between the parts, Enter or a click selects one."""
+    """Base class for charts with parts that can be selected: bars, columns or cells.
+
+    Arrow keys make the next or previous part the current one; Enter selects the current part, a click the clicked one.
+    """
 
     chosen = Signal(object)
     """The user selected a part; the argument is the set of its image ids."""
@@ -37,7 +40,7 @@ class HealthChart(QWidget):
         self.setAccessibleName(name)
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return the rectangle, text and image ids of each part."""
+        """Return the clickable rectangle, text and image ids of each part."""
         raise NotImplementedError
 
     def step(self, by: int) -> None:
@@ -93,7 +96,7 @@ class HealthChart(QWidget):
         self.update()
 
     def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Make the first part the current one if there is none."""
+        """If no part is current, make the first one current."""
         if self.current < 0:
             self.step(1)
         super().focusInEvent(event)
@@ -147,7 +150,7 @@ class BarChart(HealthChart):
         return QSize(200, self._pitch() * len(self.bars) + 8)
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return the rows as parts."""
+        """Return one part per bar; its rectangle is the bar's whole row, including the label."""
         pitch = self._pitch()
         return [
             (QRectF(0, 4 + row * pitch, self.width(), pitch), self.part_text(bar.label, bar.images), bar.ids)
@@ -201,7 +204,7 @@ class ColumnChart(HealthChart):
         self.update()
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return the columns as parts; each part is as high as the chart."""
+        """Return one part per column; its rectangle is as high as the chart, however short the column."""
         field = self._field()
         wide = field.width() / max(len(self.bars), 1)
         return [
@@ -274,7 +277,7 @@ class SizeMap(HealthChart):
         self.update()
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return the cells as parts."""
+        """Return one part per cell, at the cell's position in the chart."""
         return [(self._place(cell), self.part_text(_bounds(cell), len(cell.ids)), cell.ids) for cell in self.cells]
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802

@@ -30,7 +30,11 @@ _GRIP = 14
 
 
 class CropCanvas(ZoomArea):
-    """Image with a crop frame. Move: drag, arrow keys (Shift: 1 px). Resize: drag a corner, wheel, + and -."""
+    """Image with a crop frame.
+
+    Dragging the frame or pressing the arrow keys (with Shift: by 1 px) moves it. Dragging a corner, turning the wheel
+    or pressing + or - resizes it.
+    """
 
     pulled = Signal()
     """Emitted when the frame changes while the user drags it."""

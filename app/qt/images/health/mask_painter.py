@@ -177,7 +177,7 @@ class MaskPainter(ImageStepDialog):
         self._open()
 
     def _run(self, work: Callable[[], object], done: Callable[[object], None], failed: _Callback | None = None) -> None:
-        """Read or write a mask file on a worker, unless one is busy: two would conflict over the same file."""
+        """Read or write a mask file on a worker; do nothing if the previous read or write is still running."""
         if self.busy:
             return
         self.busy = True

@@ -79,7 +79,10 @@ def _rate(part: str, run: Run) -> Track | None:
 
 
 def memory(runs: Sequence[Run]) -> ChartSpec:
-    """Return the chart of GPU memory in GiB, with the first run's forecast, and its limit unless that is far above."""
+    """Return the chart of GPU memory in GiB, with the forecast and the memory limit of the first run.
+
+    The limit is left out if it is far above all other values, because it would flatten the lines.
+    """
     measured = _each(runs, lambda run: run.series.memory, _tr("measured"), "thin")
     lines = [replace(line, values=line.values / _GIB) for line in measured]
     most = max((float(np.nanmax(line.values)) for line in lines), default=0.0)
@@ -110,7 +113,7 @@ def gpu_spec(watch: GpuMonitor) -> ChartSpec:
 def _noisy(
     runs: Sequence[Run], track: Callable[[Run], Track], raw: str, smooth: str, steps: float
 ) -> Iterator[ChartLine]:
-    """Yield the smoothed line of each run; for a single run, first its values at each step."""
+    """Yield the smoothed line of each run; for a single run, yield the line of its values at each step first."""
     for place, run in enumerate(runs):
         x, y = arrays(track(run))
         if not len(x):

@@ -163,7 +163,7 @@ class Plot(QWidget):
         event.accept()
 
     def zoom(self, middle: float, by: float) -> None:
-        """Request to scale the visible range by a factor, keeping the step `middle` in place."""
+        """Ask the owner to scale the visible range by a factor, keeping the step `middle` in place."""
         first, last = self.steps
         self.moved.emit(middle - (middle - first) * by, middle + (last - middle) * by)
 

@@ -19,10 +19,10 @@ from app.qt.theme import colors
 from app.qt.theme.palettes import CONTRAST
 
 Entry = tuple[str, str, str]
-"""Legend entry: label, color role and line look."""
+"""Legend entry: label, color role and look of the line."""
 
 DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
-"""Pen styles of the line looks that are not solid."""
+"""Pen style of each look that is not drawn as a solid line."""
 SERIES_COLORS = 6  # number of distinct line colors in every theme
 _ROUND = (1.0, 2.0, 5.0, 10.0)
 # Ticks within each power of ten on a logarithmic axis, from dense to sparse; the densest that fits is used.
@@ -43,12 +43,15 @@ _VERTICALS = (
 )
 _TICKS = (("saved", "good", 0.07), ("preview", "muted", 0.035))
 _PALE, _PALE_IN_CONTRAST = 0.42, 0.6
-"""Fraction of the line's color in the paler color of its noise; the rest is the background color."""
+"""Share of the line's own color in the result of `pale`, in ordinary themes and in the high-contrast theme."""
 _SWATCH, _GAP, _BETWEEN = 18, 6, 16
 
 
 def pale(color: QColor) -> QColor:
-    """Return a pale color for a line's noise; it is opaque, because overlapping transparent parts look darker."""
+    """Return a pale color for the values at each step behind a smoothed line.
+
+    The color is opaque, because a transparent line would look darker where it overlaps itself.
+    """
     ground, share = QColor(colors().base), _PALE_IN_CONTRAST if colors() is CONTRAST else _PALE
     parts = ((color.red(), ground.red()), (color.green(), ground.green()), (color.blue(), ground.blue()))
     return QColor(*(round(share * one + (1.0 - share) * other) for one, other in parts))
@@ -111,7 +114,7 @@ Wording = Callable[[float], str]
 
 
 def even(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Return round tick values in a range, at most about `most`; `whole` allows only integers."""
+    """Return evenly spaced, round tick values in a range, at most `most` + 1; `whole` allows only integers."""
     least = (high - low) / max(most, 1)
     if least <= 0.0 or not isfinite(least):
         return []
@@ -122,7 +125,7 @@ def even(low: float, high: float, most: int, *, whole: bool = False) -> list[flo
 
 
 def logarithmic(low: float, high: float, most: int) -> list[float]:
-    """Return tick values between 10**low and 10**high, at most about `most`."""
+    """Return tick values between 10**low and 10**high, at most `most` + 1."""
     powers = range(floor(low), ceil(high) + 1)
     for mantissas in _MANTISSAS:
         found = _within([mantissa * 10.0**power for power in powers for mantissa in mantissas], low, high)
@@ -335,7 +338,10 @@ def _write(painter: QPainter, box: QRectF, where: Qt.AlignmentFlag, text: str) -
 
 
 def _paint_line(painter: QPainter, scale: Scale, line: ChartLine) -> None:
-    """Paint a line, reduced to the visible points: noisy lines keep their peaks, smooth lines their means."""
+    """Paint the visible part of a line, reduced to the plot's resolution.
+
+    Noisy lines keep their highest and lowest values; smooth lines are averaged.
+    """
     noisy = line.look in _RAW_OR_THIN
     columns = int(scale.field.width() * painter.device().devicePixelRatioF()) // (1 if noisy else _SMOOTH)
     thin = peaks if noisy or line.look == "points" else means
