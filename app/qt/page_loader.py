@@ -266,7 +266,7 @@ class PageLoader(QObject):
         return page if isinstance(page, Page) else None
 
     def _begin(self) -> None:
-        """Import the modules without Qt on a worker, as they would block the window; then start building pages."""
+        """Import the modules without Qt on a worker, to keep the window responsive; then start building pages."""
         if self._loaded is None:
             self._loaded = False
             done, failed = while_alive(self, lambda _: self._on_loaded()), while_alive(self, self._on_load_failed)

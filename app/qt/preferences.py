@@ -244,7 +244,10 @@ class ShortcutEditor(QWidget):
         self.changed.emit()
 
     def _unassign(self, key: str, *, only_own: bool = False) -> list[str]:
-        """Remove a key from other commands (if `only_own`, those with custom keys) and return their titles."""
+        """Remove a key from all other commands that use it and return their titles.
+
+        With `only_own`, commands whose keys are the defaults keep it.
+        """
         previous_owners = self.owners(QKeySequence(key, _PORTABLE))
         previous_owners = [one for one in previous_owners if not only_own or one.action.id in self.own]
         for command in previous_owners:

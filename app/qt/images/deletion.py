@@ -150,7 +150,10 @@ class TrashStep(QObject):
             self.done.emit()
 
     def undo(self, ended: Ended) -> None:
-        """Restore the files without overwriting any; call `ended` with None, or an error about those that failed."""
+        """Restore the files without overwriting any.
+
+        Calls `ended` with None, or with an error that names the files that could not be restored.
+        """
         self.in_trash, trashed = False, self._trashed
         selection = self._selection()
 

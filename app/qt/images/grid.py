@@ -104,7 +104,10 @@ class Grid(QAbstractScrollArea):
         return QRect(left, top - self.verticalScrollBar().value(), width, height)
 
     def set_side(self, side: int) -> None:
-        """Change the size of the images; the current image, if visible, or else the first visible one stays in view."""
+        """Change the size of the images.
+
+        The current image stays in view or, if it is not visible now, the first visible one.
+        """
         side = max(SIDES[0], min(SIDES[1], side))
         if side != self.side:
             visible_id = self._image_to_keep()
@@ -119,7 +122,7 @@ class Grid(QAbstractScrollArea):
         self._lay_out(visible_id)
 
     def _image_to_keep(self) -> int | None:
-        """Return the id of the image that must stay visible: the current one if visible, else the first visible."""
+        """Return the id of the image to keep in view: the current one if it is visible, else the first visible one."""
         seen = [self._view.ids[index] for index in self.visible]
         return self._view.current if self._view.current in seen else next(iter(seen), None)
 
@@ -395,7 +398,7 @@ class Grid(QAbstractScrollArea):
     # Other events
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Update the layout; the current image, if visible, or else the topmost one stays visible."""
+        """Update the layout; keep the current image in view or, if it is not visible, the first visible one."""
         super().resizeEvent(event)
         self._lay_out(self._view.current if self._view.current in self.in_sight() else self._top)
 

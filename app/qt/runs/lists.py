@@ -380,7 +380,7 @@ class QueueList(QListView):
             self.scrollTo(chosen)  # it may have moved out of view
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Keep the first entry that has not ended visible if it was visible before."""
+        """If the first entry that has not ended was visible, keep it in view."""
         to_do = self._first_open()
         was_seen = self._is_visible(to_do, event.oldSize())
         super().resizeEvent(event)

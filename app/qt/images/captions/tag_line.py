@@ -1,4 +1,4 @@
-"""Input fields for tags with completion."""
+"""Input fields for tags, with suggestions as the user types."""
 
 from __future__ import annotations
 

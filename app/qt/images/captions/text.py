@@ -27,7 +27,7 @@ CHUNK = 75
 Limit = Literal[75, 150, 225]
 LIMITS: tuple[Limit, ...] = (75, 150, 225)
 _MOST = 20_000
-"""Maximum number of characters to tokenize, ten times what training can use; takes about 10 ms."""
+"""Maximum number of characters to tokenize: ten times what training can use. Tokenizing them takes about 10 ms."""
 
 _Ends = Callable[[str], list[int]]
 _Holds = Callable[[str, str], bool]
@@ -112,7 +112,7 @@ def _parts(text: str, lines: Lines) -> list[tuple[int, str]]:
 class CaptionText(QPlainTextEdit):
     """Text field that preserves the exact text; Qt itself would change some spaces and line endings.
 
-    The window handles undo and redo. Ctrl+Up and Ctrl+Down change the image, Escape leaves the field.
+    The window handles undo and redo. Ctrl+Up and Ctrl+Down change the image; Escape leaves the field.
     """
 
     edited = Signal(str)

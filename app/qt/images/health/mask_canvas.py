@@ -37,8 +37,8 @@ _KEY_STEP = 12
 class MaskCanvas(ZoomArea):
     """Image with its mask shown as a tint: the brush includes areas in training, the eraser excludes them.
 
-    Left button or pen: use the tool; middle button: move the image; wheel, + and -: zoom. Arrow keys: move the brush;
-    with Shift, paint as well; Space: use the tool where the brush is.
+    The left button or a pen uses the tool, the middle button moves the image, and the wheel, + and - zoom. The arrow
+    keys move the brush (with Shift, they also paint), and Space uses the tool at the brush's position.
     """
 
     painted = Signal()

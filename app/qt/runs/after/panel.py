@@ -334,7 +334,10 @@ class AfterPanel(QWidget):
         return self.exporting.destination() if self.isVisible() else None
 
     def _image(self, candidate: Candidate) -> Path | None:
-        """Return the image to export with a candidate: a preview, or the latest image generated with it, or None."""
+        """Return the image to export with a candidate: a preview if it has one, otherwise the latest generated image.
+
+        Returns None if there is no preview and the latest image was generated with another candidate.
+        """
         drawn = candidate.images
         return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.image_of(candidate))
 
