@@ -288,7 +288,9 @@ def _trace_groups(schedule: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace]
     yield (*first, *later, *(graphs.traces if graphs else ())), train
     between = schedule.between_steps()
     yield _traces(between), lambda simulation: _play_all(simulation, between)
-    yield later, lambda simulation: simulation.play("train", later, join="highest")
+    # A step that replays a graph allocates almost nothing.
+    again = graphs.uncaptured if graphs else later
+    yield again, lambda simulation: simulation.play("train", again, join="highest")
 
 
 def _traces(phases: Iterable[PhaseTraces]) -> tuple[MemoryTrace, ...]:
@@ -312,12 +314,12 @@ def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
 
 def _record(simulation: Simulation, graphs: GraphSchedule) -> bool:
     """Replay the capture of CUDA graphs into one pool, then steps without graphs; return False if memory ran out."""
+    done = simulation.play("train", (*graphs.kept, *graphs.eager), join="extend")
     simulation.allocator.empty_cache()  # as torch.cuda.graph does
-    done = simulation.play("train", graphs.held, join="extend")
     # Captured memory stays reserved in a private pool, even between steps.
     with simulation.allocator.recording():
         done = done and simulation.play("train", graphs.recorded, join="extend")
-    return done and simulation.play("train", graphs.uncaptured, join="extend")
+    return done and simulation.play("train", (*graphs.compared, *graphs.uncaptured), join="extend")
 
 
 def retry_seconds(schedule: RunSchedule, retries_by_trace: Sequence[int]) -> float:

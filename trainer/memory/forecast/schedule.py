@@ -39,6 +39,8 @@ DRIVER_BYTES = 64 << 10
 # The shape with the most pixels sets the peak; how shapes follow each other decides how memory gets fragmented. Further
 # shapes would cost traces and change little.
 MOST_BUCKETS = 2
+GRAPH_RULES = 2
+"""Raised when the same traces give another result for runs with CUDA graphs."""
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
 # Maximum rounds to replay until reserved memory stops growing; in each, every shape follows every other.
 MOST_ROUNDS = 4
@@ -71,47 +73,67 @@ def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
 class GraphSchedule:
     """Traces that capturing CUDA graphs adds to a run; they are replayed in this order, after steps without graphs."""
 
-    held: tuple[MemoryTrace, ...]
+    kept: tuple[MemoryTrace, ...]
     """Traces of storages that are never freed."""
+    eager: tuple[MemoryTrace, ...]
+    """The micro-batch that is run without a graph to compare with, and the copies of the gradients around it."""
     recorded: tuple[MemoryTrace, ...]
     """Micro-batches to replay in the graphs' private pool."""
+    compared: tuple[MemoryTrace, ...]
+    """The comparison of the graph's gradients with the eager ones, then the end of all copies."""
     uncaptured: tuple[MemoryTrace, ...]
     """Steps without graphs, for shapes that are not captured yet."""
 
     @property
     def traces(self) -> tuple[MemoryTrace, ...]:
         """Return all traces in the order in which they are replayed."""
-        return (*self.held, *self.recorded, *self.uncaptured)
+        return (*self.kept, *self.eager, *self.recorded, *self.compared, *self.uncaptured)
 
 
 def graph_schedule(
     steps: Sequence[Steps[MemoryTrace]], uncaptured: Sequence[MemoryTrace], shapes: int
 ) -> GraphSchedule:
     """Return the schedule for ``shapes`` CUDA graphs; ``steps`` are the training traces of the bounding shapes."""
+    first, more = steps[0].micro_first, steps[0].micro_more
+    accumulated, eager, difference, freed = _gradient_copies(first)
     return GraphSchedule(
-        held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
+        kept=(_kept(first, more, shapes),),
+        eager=(accumulated, more, eager),
         recorded=tuple(_as_recorded(each.micro_more) for each in steps),
+        compared=(difference, freed),
         uncaptured=tuple(uncaptured),
     )
 
 
 # Cached, because RunSimulator recognizes traces that it has replayed by their identity.
 @lru_cache(maxsize=8)
-def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
-    """Return a trace that allocates what CUDA graphs need: gradients at fixed addresses, and driver memory.
+def _kept(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
+    """Return a trace that allocates what CUDA graphs keep: gradients at fixed addresses, and driver memory.
 
-    During capture, three copies of the gradients exist: the accumulated ones, the ones being captured, and the ones
-    for replay. The driver's memory is included although PyTorch's allocator does not allocate it, because it has to fit
-    as well.
+    The driver's memory is included although PyTorch's allocator does not allocate it, because it has to fit as well.
     """
-    gradients = sum(each.bytes for each in first.storages if (each.name or "").startswith("master_gradient."))
     # Every graph has a node for each operation of a micro-batch.
     driver = shapes * DRIVER_BYTES * sum(work.count for work in more.work)
-    storages = (
-        Storage(3 * gradients, "gradients", "graphs", "graphs", "graphs.gradients"),
-        Storage(driver, "temporary", "graphs", "graphs", "graphs.driver"),
-    )
+    storages = (*_gradients(first, "kept"), Storage(driver, "temporary", "graphs", "graphs", "graphs.driver"))
     return MemoryTrace("graphs", storages, np.arange(len(storages), dtype=np.int32), ())
+
+
+@lru_cache(maxsize=8)
+def _gradient_copies(first: MemoryTrace) -> tuple[MemoryTrace, ...]:
+    """Return traces that allocate the accumulated gradients, the eager ones, their difference, and that free all."""
+    copies = [_gradients(first, name) for name in ("accumulated", "eager", "difference")]
+    born = (MemoryTrace("graphs", each, np.arange(len(each), dtype=np.int32), ()) for each in copies)
+    everything = tuple(storage for each in copies for storage in each)
+    return (*born, MemoryTrace("graphs", everything, ~np.arange(len(everything), dtype=np.int32), ()))
+
+
+def _gradients(first: MemoryTrace, copy: str) -> tuple[Storage, ...]:
+    """Return storages for a copy of all gradients of the master weights, which ``first`` allocates."""
+    return tuple(
+        Storage(each.bytes, "gradients", "graphs", "graphs", f"graphs.{copy}.{each.name}")
+        for each in first.storages
+        if (each.name or "").startswith("master_gradient.")
+    )
 
 
 @lru_cache(maxsize=8)
@@ -303,7 +325,7 @@ class RunSchedule:
         # Changing these lists invalidates all stored results, the shipped ones included.
         content: list[object] = [others, steps, parts(workload) > 1, more]
         if self._records:  # only then, because keys without graphs must not change
-            content.append(self._graph_shapes())
+            content.append([GRAPH_RULES, self._graph_shapes()])
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
     def first_step(self) -> tuple[MemoryTrace, ...]:

@@ -129,19 +129,22 @@ def test_what_was_recorded_stays_taken_and_serves_nobody(traces: TraceLibrary) -
     graphs = graphed.graphs()
     assert graphs is not None and not graphs.uncaptured and plain.graphs() is None
     runs = RunSimulator(SITUATION)
-    alone = runs.simulate(plain, None, chapters=GROUPS_TO_TRAINING).copy(None).allocator
+    simulation = runs.simulate(plain, None, chapters=GROUPS_TO_TRAINING).copy(None)
     found = runs.simulate(graphed, None, chapters=GROUPS_TO_TRAINING).allocator
-    alone.empty_cache()
-    pool = Allocator()
-    assert found.reserved == reserved_by(alone, graphs.held) + reserved_by(pool, graphs.recorded)
-    assert found.allocated == alone.allocated + pool.allocated
+    beside, pool = simulation.allocator, Allocator()
+    replay((*graphs.kept, *graphs.eager), beside, simulation.names, SITUATION.workspace_bytes)
+    beside.empty_cache()
+    captured = reserved_by(pool, graphs.recorded)
+    replay(graphs.compared, beside, simulation.names, SITUATION.workspace_bytes)
+    assert (found.reserved, found.allocated) == (beside.reserved + captured, beside.allocated + pool.allocated)
     adapter = sum(each.bytes for each in plain.steps(SIZES[0]).weights.storages if each.name.startswith("master."))  # type: ignore[union-attr]
-    (held,) = graphs.held
+    (kept,) = graphs.kept
     operations = sum(work.count for work in plain.steps(SIZES[0]).micro_more.work)
-    assert [each.bytes for each in held.storages] == [3 * adapter, operations * DRIVER_BYTES]
-    later = found.copy(None)
-    later.empty_cache()
-    assert later.reserved == found.reserved
+    assert [each.bytes for each in kept.storages] == [adapter, operations * DRIVER_BYTES]
+    found = found.copy(None)
+    found.empty_cache()
+    beside.empty_cache()
+    assert found.reserved == beside.reserved + captured
 
 
 def test_a_shape_that_comes_late_is_computed_beside_what_was_recorded(traces: TraceLibrary) -> None:
