@@ -139,7 +139,7 @@ def _take_first_step(engine: Engine) -> None:
 def _engine(workload: Workload, adapters: Adapters) -> Engine:
     """Return the engine as a run builds it, on models without weights."""
     dtype = dtype_of(workload)
-    unet, placer = bare_unet(workload)
+    unet, placer, _ = bare_unet(workload)
     unet = place(unet, dtype, placer)
     encoders = [place(encoder, dtype) for encoder in bare_text_encoders(workload)] if workload.trained_texts else []
     adapter = attach(

@@ -172,7 +172,7 @@ def _install_attention(unet: nn.Module) -> None:
 def _choose_products(run: RealRun, engine: Engine, case: Case, *, small: bool) -> None:
     """Autotune int8 products as a run does when it starts, and print the measurements."""
     side = case.resolution // (TINY if small else 1)
-    empty, _ = bare_unet(replace(run.workload, fit=run.workload.fit.replaced(quantize="none")))
+    empty, *_ = bare_unet(replace(run.workload, fit=run.workload.fit.replaced(quantize="none")))
     layers = linear_calls(empty, (side, side), case.batch, TOKENS, live_text=False)
     timings = time_all(layers, run.device, dtype_of(run.workload))
     for one in timings:

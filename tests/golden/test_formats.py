@@ -438,7 +438,8 @@ def test_a_checkpoint() -> None:
     plan.load(raw)
     (taken,) = plan.applied
     assert (taken.step, taken.number) == (1, 1)
-    assert as_written(taken.fallback.model_dump(mode="json"), "fallbacks") == raw["rungs"][0]["rung"]
+    written = {key: value for key, value in raw["rungs"][0]["rung"].items() if value is not None}
+    assert as_written(taken.fallback.model_dump(mode="json", exclude_none=True), "fallbacks") == written
     assert plan.at(1).gradient_checkpointing == "full" and plan.at(0).gradient_checkpointing == "none"
 
 

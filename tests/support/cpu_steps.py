@@ -82,12 +82,12 @@ def tiny_workload(
 def cpu_engine(workload: Workload) -> Engine:
     """Return the engine that a run builds on the CPU, with zero weights, whose pages cost no memory at any size."""
     dtype = dtype_of(workload)
-    unet, placer = bare_unet(workload, CPU)
+    unet, placer, stream = bare_unet(workload, CPU)
     encoders = bare_text_encoders(workload) if workload.trained_texts else []
     _place_zeros(unet, dtype, placer)
     for encoder in encoders:
         _place_zeros(encoder, dtype, None)
-    return engine_around(workload, unet, encoders, CPU)
+    return engine_around(workload, unet, encoders, CPU, stream)
 
 
 def _place_zeros(model: torch.nn.Module, dtype: torch.dtype, placer: Placer | None) -> None:

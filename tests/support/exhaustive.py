@@ -33,7 +33,7 @@ def highest(sequence: list[MemoryTrace]) -> int:
     return most
 
 
-@dataclass
+@dataclass(eq=False)
 class Exhaustive:
     """All fits of a workload with their true order of preference, and the memory they take without a limit."""
 
@@ -106,6 +106,15 @@ class Exhaustive:
             [*schedule.traces("load"), *schedule.traces("quantise"), *schedule.first_step(), *schedule.round()]
         )
 
+    def chosen(self, choices: list[FitConfig], device_state: DeviceState, *, free_choice: bool) -> FitConfig | None:
+        """Return the best fit that works; None if none does."""
+        return (self.picks(choices, device_state, free_choice=free_choice) or [None])[-1]
+
+    def encodes(self, device_state: DeviceState) -> bool:
+        """Return whether images can be encoded within the budget."""
+        caching = self.traces.phase(self.workload, "cache_pictures")
+        return Simulation(device_state, device_state.budget).play("cache_pictures", caching)
+
     def picks(self, choices: list[FitConfig], device_state: DeviceState, *, free_choice: bool) -> list[FitConfig]:
         """Return the first fit by speed without retries, then each later one that is better counting retries."""
         best: tuple[tuple[int, ...], FitConfig] | None = None
@@ -124,7 +133,12 @@ class Exhaustive:
         """Return a sort key, smaller is better; ``retrying`` is the time that allocator retries cost, in seconds."""
         seconds, drawing, need = self.figures(fit)
         quality = 0 if free_choice else ("none", "int8", "nf4").index(fit.quantize or "none")
-        usual = (fit.quantize == "none", fit.gradient_checkpointing == "none", fit.vae_tiling is True)
+        usual = (
+            fit.quantize == "none",
+            fit.stream == "none",
+            fit.gradient_checkpointing == "none",
+            fit.vae_tiling is True,
+        )
         usual += (fit.preview_offload is False, fit.micro_batch == self.workload.recipe.effective_batch)
         return quality, time_step(seconds + retrying), len(usual) - sum(usual), time_step(drawing), need
 
@@ -142,6 +156,7 @@ def every_fit(workload: Workload, written: FitConfig, sets: tuple[object, ...]) 
     return [
         start.replaced(
             quantize=quantize,
+            stream=written.stream or "none",
             gradient_checkpointing=chosen,
             micro_batch=size,
             vae_tiling=tiling,

@@ -82,10 +82,10 @@ class RealRun:
 
     def load(self) -> None:
         """Load base, adapter and master weights."""
-        unet, placer = bare_unet(self.workload, self.device)
+        unet, placer, stream = bare_unet(self.workload, self.device)
         self._placed(unet, dtype_of(self.workload), placer)
         encoders = self._text_encoders() if self.workload.trained_texts else []
-        self.engine = engine_around(self.workload, unet, encoders, self.device)
+        self.engine = engine_around(self.workload, unet, encoders, self.device, stream)
         self.engine.graphs = make_graphs(
             self.workload.fit, self.device, lambda _, sentence: self.graph_notices.append(sentence)
         )

@@ -19,6 +19,7 @@ from transformers import CLIPTextConfig
 from trainer.base.families import FAMILIES, TextEncoder
 from trainer.base.fetch import fetch_base
 from trainer.base.quantized import Quantization, quantize_linears
+from trainer.base.streaming import WeightStream
 from trainer.base.weights import (
     Stored,
     StoredWeights,
@@ -187,9 +188,19 @@ class BaseSource:
         self, dtype: torch.dtype, device: torch.device | str, quantize: Literal["none"] | Quantization = "none"
     ) -> UNet2DConditionModel:
         """Load the UNet, frozen and in eval mode; `quantize` applies to the linear layers in transformer blocks."""
-        unet = self.empty_unet()
+        return self.fill_unet(self.empty_unet(), dtype, device, quantize)
+
+    def fill_unet(
+        self,
+        unet: UNet2DConditionModel,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        quantize: Literal["none"] | Quantization = "none",
+        stream: WeightStream | None = None,
+    ) -> UNet2DConditionModel:
+        """Load the weights of an empty UNet as `load_unet` does; those that `stream` streams go to main memory."""
         placer = None if quantize == "none" else quantize_linears(unet, quantize, dtype, torch.device(device))
-        return self._filled(unet, self._unet, dtype, device, placer)
+        return self._filled(unet, self._unet, dtype, device, stream.placer(placer) if stream else placer)
 
     def load_vae(self, dtype: torch.dtype, device: torch.device | str) -> AutoencoderKL:
         """Load the VAE, frozen and in eval mode."""

@@ -79,11 +79,20 @@ _TOO_SMALL = 0.05
 
 def fit(chosen: FitConfig, effective_batch: int) -> str:
     """Return a fit as a phrase, such as "bf16 base, 4 images as 2 × 2, all blocks checkpointed"."""
-    parts = [f"{chosen.dtype} base{BITS[chosen.quantize or 'none']}", batches(chosen, effective_batch)]
+    parts = [
+        f"{chosen.dtype} base{BITS[chosen.quantize or 'none']}{_streamed(chosen)}",
+        batches(chosen, effective_batch),
+    ]
     parts.append(checkpointed(chosen))
     if chosen.preview_offload:
         parts.append("UNet offloaded while previews are decoded")
     return ", ".join(parts)
+
+
+def _streamed(chosen: FitConfig) -> str:
+    if chosen.stream in (None, "none"):
+        return ""
+    return " streamed from main memory" if chosen.stream == "full" else f" with {chosen.stream} streamed blocks"
 
 
 def batches(chosen: FitConfig, effective_batch: int) -> str:

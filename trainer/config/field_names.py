@@ -100,6 +100,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "fit.vae_dtype": ("no_half_vae", "vae_weight_dtype"),
     "fit.micro_batch": ("per_device_train_batch_size", "batch_size_per_device", "micro_batch_size"),
     "fit.gradient_checkpointing": ("activation_checkpointing",),
+    "fit.stream": ("blocks_to_swap", "block_swap", "layer_offload_fraction", "layer_offloading", "group_offload"),
     "fit.attention": ("xformers", "sdpa", "mem_eff_attn", "enable_xformers_memory_efficient_attention",
                       "attention_mechanism"),
     "fit.vae_tiling": ("enable_vae_tiling", "vae_batch_size"),

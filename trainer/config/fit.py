@@ -48,6 +48,10 @@ BlockName = Annotated[
 BlockNames = Annotated[tuple[BlockName, ...], Field(strict=False, min_length=1)]
 
 
+StreamAmount = Literal["none", "full"] | Annotated[int, Field(ge=1, le=999)]
+"""How many blocks of the base are streamed from main memory."""
+
+
 class FitConfig(Section):
     """How the job runs on this machine. Keys set here are never changed; all others are chosen automatically."""
 
@@ -71,6 +75,8 @@ class FitConfig(Section):
         default=None, title="Gradient checkpointing"
     )
     """Gradient checkpointing: none (fast), full (least memory), or a list of UNet blocks such as "down_blocks.1"."""
+    stream: StreamAmount | None = Field(default=None, title="Base streaming")
+    """Keep this many blocks of the base in main memory, or all (full), and copy each to the GPU when it is needed."""
     attention: Literal["auto", "flash", "efficient", "math", "cudnn"] | None = Field(
         default=None, title="Attention backend"
     )
@@ -122,6 +128,8 @@ class FallbackStep(Section):
     vae_tiling: bool | None = None
     """Same as in [fit]."""
     preview_offload: bool | None = None
+    """Same as in [fit]."""
+    stream: Literal["full"] | None = None
     """Same as in [fit]."""
     quantize: Literal["int8", "nf4"] | None = None
     """Same as in [fit]; only if the job allows it."""

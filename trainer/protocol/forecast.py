@@ -11,7 +11,7 @@ from trainer.protocol import files
 from trainer.protocol.reading import read_record
 from trainer.protocol.records import build, json_keys, to_record
 
-SEARCHED_FIT_KEYS = ("quantize", "gradient_checkpointing", "micro_batch", "vae_tiling", "preview_offload")
+SEARCHED_FIT_KEYS = ("quantize", "stream", "gradient_checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """Keys of a fit that the planner searches if the job does not set them."""
 ROUNDING: Mapping[str, str] = {"int8": "0.8%", "int8_products": "0.8%", "nf4": "9%"}
 """Mean relative error of a weight by quantization, measured on normally distributed weights with bitsandbytes 0.50;
@@ -223,7 +223,7 @@ class Operation(Protocol):
 
     @property
     def kind(self) -> str:
-        """Return "gemm", "conv", "attention", or "other", which is memory-bound."""
+        """Return "gemm", "conv", "attention", "other", which is memory-bound, or "copy" for copies to the GPU."""
 
     @property
     def dtype(self) -> str:
@@ -273,6 +273,8 @@ class DeviceSpeed:
     """Seconds of CPU time to launch an operation; 0 if the device is the CPU."""
     disk: float = 500e6
     """Bytes per second when loading a base; the default is that of a SATA SSD."""
+    bus: float = 12e9
+    """Bytes per second from pinned main memory to the GPU; the default is that of PCIe 4.0 with 8 lanes."""
 
 
 def load_phase(quantize: str | None) -> LoadPhase:

@@ -16,7 +16,8 @@ from trainer.protocol.records import renamed
 
 QUANTIZATION = ("none", "int8_products", "int8", "nf4")
 
-_TRAINING = frozenset({"gradient_checkpointing", "micro_batch", "quantize"})
+_BASE = frozenset({"quantize", "stream"})
+_TRAINING = frozenset({"gradient_checkpointing", "micro_batch", *_BASE})
 # The keys that can lower the peak of each phase. A fallback step with none of them would cost speed or precision for
 # nothing.
 HELPFUL_KEYS: Mapping[ForecastPhase, frozenset[str]] = {
@@ -24,12 +25,12 @@ HELPFUL_KEYS: Mapping[ForecastPhase, frozenset[str]] = {
     "cache_texts": frozenset({"text_encoder_batch_size"}),
     "first_step": _TRAINING,
     "train": _TRAINING,
-    "validate": frozenset({"micro_batch", "quantize"}),
-    "preview": frozenset({"vae_tiling", "preview_offload", "quantize"}),
-    "load": frozenset({"quantize"}),
-    "quantise": frozenset({"quantize"}),
-    "checkpoint": frozenset({"quantize"}),
-    "save": frozenset({"quantize"}),
+    "validate": frozenset({"micro_batch", *_BASE}),
+    "preview": frozenset({"vae_tiling", "preview_offload", *_BASE}),
+    "load": _BASE,
+    "quantise": _BASE,
+    "checkpoint": _BASE,
+    "save": _BASE,
 }
 
 
@@ -145,6 +146,8 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
             return bool(current != value)
         case "text_encoder_batch_size":
             return bool(value < text_batch_size(fit))
+        case "stream":
+            return bool(current != value)
         case "quantize":
             return fit.allow_quantized and QUANTIZATION.index(value) > QUANTIZATION.index(current or "none")
         case _:
@@ -154,7 +157,8 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
 def implied_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     """Yield the fallback steps for fit settings that no plan chose.
 
-    Exact steps come first, then halved micro-batches, then a quantized base, then the steps that only encoding uses.
+    Exact steps that cost little time come first, then halved micro-batches, then streaming, which is exact but slow,
+    then a quantized base, then the steps that only encoding uses.
     Keys that the user has ``written`` are never changed (docs/decisions/0008).
     """
     if written.vae_tiling is None:
@@ -167,6 +171,8 @@ def implied_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackSt
     while size > 1 and written.micro_batch is None:
         size = math.ceil(size / 2)
         yield FallbackStep(exact=False, micro_batch=size)
+    if written.stream is None and fit.device != "cpu":
+        yield FallbackStep(exact=True, stream="full")
     if fit.allow_quantized and written.quantize is None:
         yield FallbackStep(exact=False, quantize="int8")
         yield FallbackStep(exact=False, quantize="nf4")

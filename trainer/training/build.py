@@ -14,6 +14,7 @@ from trainer.adapter.attach import Adapter, attach, continue_from, initial_weigh
 from trainer.adapter.names import slots
 from trainer.base.quantized import set_int8_directions
 from trainer.base.source import BaseSource
+from trainer.base.streaming import make_stream
 from trainer.config.job import Job, learning_rates, trains_text_encoder
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import generator
@@ -58,14 +59,18 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
     """
     source, device = parts.source, parts.device
     dtype = DTYPES[job.fit.dtype or "fp32"]
-    unet = source.load_unet(dtype, device, job.fit.quantize or "none")
+    unet = source.empty_unet()
+    stream = make_stream(unet, job.fit.stream, device)
+    source.fill_unet(unet, dtype, device, job.fit.quantize or "none", stream)
     set_int8_directions(unet, job.fit.products)
     encoders = tuple(source.load_text_encoders(dtype, device)) if trains_text_encoder(job) else ()
     adapter, first = attach_adapter(job, source, unet, encoders, dtype, fresh=fresh)
-    if job.fit.channels_last:
+    if job.fit.channels_last and not stream:
         convert_to_channels_last(unet, Kernels.of(device))
-    models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype)
+    models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype, stream)
     engine = assemble_engine(job, parts, segments, models, adapter)
+    if stream:
+        stream.rewind()
     engine.master_weights.load(first)  # in fp32; the working weights are rounded to the base's dtype
     return engine
 

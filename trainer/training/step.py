@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer.base.encoding import TextConditioning, encode_text
 from trainer.base.families import TextEncoder
+from trainer.base.streaming import WeightStream
 from trainer.config.base import Family
 from trainer.config.recipe import ObjectiveConfig
 from trainer.training.objective import NoiseSchedule, image_losses, timestep_weights
@@ -89,6 +90,8 @@ class StepModels:
     clip_skip: int | None
     dtype: torch.dtype
     """Dtype that the UNet computes in; it cannot be read from quantized weights."""
+    stream: WeightStream | None = None
+    """Copies blocks of the UNet to the device when they are needed; None if all stay there."""
 
 
 def training_step(
@@ -109,6 +112,8 @@ def training_step(
     losses = image_losses(prediction, target, batch.mask, objective)
     loss = (losses * batch.weights * timestep_weights(schedule, objective, batch.timesteps)).sum()
     torch.autograd.backward(loss * loss_scale)
+    if models.stream is not None:
+        models.stream.rewind()
     return loss.detach()
 
 

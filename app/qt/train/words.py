@@ -181,7 +181,8 @@ def kind_name(kind: str) -> str:
 
 def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:
     """Return a fit as a phrase, such as "8-bit base, 4 images in 2 parts, no gradient checkpointing"."""
-    parts = [base_precision(chosen), _batches(chosen.get("micro_batch") or 1, effective_batch), _checkpointed(chosen)]
+    base = " ".join(filter(None, (base_precision(chosen), _streamed(chosen))))
+    parts = [base, _batches(chosen.get("micro_batch") or 1, effective_batch), _checkpointed(chosen)]
     if chosen.get("preview_offload"):
         parts.append(QCoreApplication.translate("Forecast", "UNet offloaded while previews are decoded"))
     return ", ".join(parts)
@@ -263,6 +264,16 @@ def base_precision(chosen: Mapping[str, Any]) -> str:
     if chosen.get("quantize") == "nf4":
         return QCoreApplication.translate("Forecast", "4-bit base")
     return QCoreApplication.translate("Forecast", "{dtype} base").format(dtype=chosen.get("dtype", ""))
+
+
+def _streamed(chosen: Mapping[str, Any]) -> str:
+    """Return how much of the base a fit streams; "" if nothing."""
+    amount = chosen.get("stream") or "none"
+    if amount == "none":
+        return ""
+    if amount == "full":
+        return QCoreApplication.translate("Forecast", "streamed from main memory")
+    return QCoreApplication.translate("Forecast", "{count} blocks streamed").format(count=amount)
 
 
 def _batches(size: int, effective_batch: int) -> str:

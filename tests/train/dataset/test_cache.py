@@ -18,6 +18,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.base.encoding import encode_latents
 from trainer.base.source import open_base
+from trainer.config.base import Family
 from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
@@ -42,14 +43,16 @@ SHUFFLED = (
 )
 
 
-def prepared(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Job, tuple[ImageRecord, ...], RunParts]:
-    base = tiny_base("sdxl", folder / "bases")
+def prepared(
+    folder: Path, settings: tuple[str, ...] = (), family: Family = "sdxl"
+) -> tuple[Job, tuple[ImageRecord, ...], RunParts]:
+    base = tiny_base(family, folder / "bases")
     pictures = folder / "pictures"
     job = load_job(write_job(folder, base, pictures if pictures.exists() else photographs(pictures)), settings)
     source = open_base(job.base)
     frozen = resolve_job(
         job,
-        family="sdxl",
+        family=family,
         prediction="epsilon",
         zero_terminal_snr=False,
         samples_per_epoch=6,

@@ -22,6 +22,7 @@ def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantized() -> None:
         {"exact": False, "micro_batch": 3},
         {"exact": False, "micro_batch": 2},
         {"exact": False, "micro_batch": 1},
+        {"exact": True, "stream": "full"},
         {"exact": False, "quantize": "int8"},
         {"exact": False, "quantize": "nf4"},
         {"exact": False, "vae_encode_tiling": True},
@@ -39,6 +40,7 @@ def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantized() -> None:
     [
         {"gradient_checkpointing": "none"},
         {"micro_batch": 5},
+        {"stream": "none"},
         {"vae_tiling": True, "preview_offload": False},
         {"quantize": "none"},
         {"vae_encode_tiling": False, "text_encoder_batch_size": 8},
@@ -56,9 +58,9 @@ def test_no_rung_of_the_implied_ladder_changes_what_the_user_wrote(written: dict
 def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
     bound = ActivePlan(FIT.replaced(allow_quantized=True), ())
     assert bound.step_down(4, "train") is None
-    assert bound.forbidden(4, "train") == {"gradient_checkpointing": "full", "micro_batch": 3}
-    assert bound.forbidden(4, "preview") == {"preview_offload": True}
-    assert bound.forbidden(4, "load") == {}
+    assert bound.forbidden(4, "train") == {"gradient_checkpointing": "full", "micro_batch": 3, "stream": "full"}
+    assert bound.forbidden(4, "preview") == {"preview_offload": True, "stream": "full"}
+    assert bound.forbidden(4, "load") == {"stream": "full"}
     assert bound.forbidden(4, "cache_texts") == {"text_encoder_batch_size": 1}
     assert bound.forbidden(4, "cache_pictures") == {}, "a resume refuses another way to encode images"
     free = plan()
@@ -84,6 +86,8 @@ def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
         ({"vae_dtype": "bf16"}, {"vae_dtype": "bf16"}, {}),
         ({"vae_dtype": "fp32"}, {"vae_dtype": "bf16"}, {"vae_dtype": "bf16"}),
         ({"deterministic": True}, {"text_encoder_batch_size": 1}, {}),
+        ({"stream": "full"}, {"stream": "full"}, {}),
+        ({"stream": 10}, {"stream": "full"}, {"stream": "full"}),
         ({}, {"quantize": "int8"}, {}),
         ({"allow_quantized": True}, {"quantize": "int8"}, {"quantize": "int8"}),
         ({"allow_quantized": True, "quantize": "nf4"}, {"quantize": "int8"}, {}),
@@ -111,6 +115,7 @@ def test_a_phase_takes_the_next_rung_that_helps_it() -> None:
         ("cache_pictures", None),
         ("cache_texts", {"text_encoder_batch_size": 1}),
         ("cache_texts", None),
+        ("load", {"stream": "full"}),
         ("load", None),
         ("preview", None),
     ]:
@@ -121,6 +126,7 @@ def test_a_phase_takes_the_next_rung_that_helps_it() -> None:
         preview_offload=True,
         gradient_checkpointing="full",
         micro_batch=2,
+        stream="full",
         vae_encode_tiling=True,
         text_encoder_batch_size=1,
     )

@@ -22,17 +22,21 @@ def seconds(work: Iterable[Work], rate: DeviceSpeed) -> float:
     """Return the seconds that a device takes for the work of one or more traces in sequence.
 
     An operation takes the larger of flops / rate and bytes / bandwidth (the roofline of Williams et al. 2009), plus a
-    fixed cost. The total is at least the time that the CPU takes to launch all operations.
+    fixed cost. The total is at least the time that the CPU takes to launch all operations, and at least that of the
+    copies from main memory, which overlap with everything else.
     """
-    device, operations = 0.0, 0
+    device, operations, copied = 0.0, 0, 0
     nearest: dict[tuple[str, str, int, int], float] = {}
     for piece in work:
+        if piece.kind == "copy":
+            copied += piece.count * piece.bytes
+            continue
         key = (piece.kind, piece.dtype, piece.flops, piece.bytes)
         if key not in nearest:
             nearest[key] = _operation_seconds(piece, rate)
         device += piece.count * nearest[key]
         operations += piece.count
-    return max(device, operations * rate.host)
+    return max(device, operations * rate.host, copied / rate.bus)
 
 
 def loading_seconds(size: int, rate: DeviceSpeed) -> float:

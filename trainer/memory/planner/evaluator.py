@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.schedule import Seconds, bounding_buckets, step_seconds, training_totals
-from trainer.memory.planner.search_space import Checkpointing, within
+from trainer.memory.planner.search_space import Checkpointing, Placement, placement_of, within
 from trainer.memory.trace.library import Steps, TraceLibrary
 from trainer.memory.trace.memory_trace import (
     MemoryTrace,
@@ -179,10 +179,10 @@ class Evaluator:
         self._previews = previews
         self._free_choice = free_choice
         self._later = later
-        self._anchors: dict[str, Anchor] = {}
-        self._steps: dict[tuple[str, Checkpointing, int], Figures] = {}
-        self._preview_cache: dict[tuple[str, bool, bool], Figures] = {}
-        self._retrying: dict[tuple[str, Checkpointing, int], float] = {}
+        self._anchors: dict[Placement, Anchor] = {}
+        self._steps: dict[tuple[Placement, Checkpointing, int], Figures] = {}
+        self._preview_cache: dict[tuple[Placement, bool, bool], Figures] = {}
+        self._retrying: dict[tuple[Placement, Checkpointing, int], float] = {}
         self._ruled_out: list[Callable[[FitConfig], bool]] = []
 
     def preference(self, fit: FitConfig) -> Preference:
@@ -237,9 +237,9 @@ class Evaluator:
 
     def refine(self, fit: FitConfig) -> None:
         """Load or record one missing trace: of the anchor, or of the fit's training steps or previews."""
-        quantize = fit.quantize or "none"
-        if quantize not in self._anchors:
-            self.anchor(quantize)
+        placement = placement_of(fit)
+        if placement not in self._anchors:
+            self.anchor(placement)
         elif not self.knows_steps(fit):
             first = self._most_telling(fit)
             self._steps[_step_key(first)] = self._step_figures(first)
@@ -267,22 +267,22 @@ class Evaluator:
         workload = replace(self.workload, fit=fit)
         return self._has_steps(fit) and (not self._previews or self.traces.has_phase(workload, "preview"))
 
-    def estimate(self, quantize: str, checkpointing: Checkpointing, size: int) -> int:
+    def estimate(self, placement: Placement, checkpointing: Checkpointing, size: int) -> int:
         """Return a lower bound for the bytes of training, precise enough to compare fits; 0 without an anchor."""
-        anchor = self._anchors.get(quantize)
+        anchor = self._anchors.get(placement)
         return 0 if anchor is None else _least_bytes(anchor, checkpointing, size)
 
     def fits(self, fit: FitConfig) -> bool:
         """Return whether a simulation stays within the budget."""
         return self._fits(fit)
 
-    def anchor(self, quantize: str) -> Anchor:
-        """Return the figures of the fit with one image, no checkpointing, and this quantization of the base."""
-        if quantize not in self._anchors:
-            fit = _anchored(self.workload.fit.replaced(quantize=quantize))
+    def anchor(self, placement: Placement) -> Anchor:
+        """Return the figures of the fit with one image, no checkpointing, and this placement of the base."""
+        if placement not in self._anchors:
+            fit = _anchored(self.workload.fit.replaced(quantize=placement.quantize, stream=placement.stream))
             steps = self._traces(fit)
             summaries = self._summaries(fit)
-            self._anchors[quantize] = Anchor(
+            self._anchors[placement] = Anchor(
                 lasting=total_in_sequence([summaries.weights, summaries.micro_first, summaries.optimizer_first]).net,
                 gradients=summaries.micro_first.totals.net,
                 held=held_after_forward(steps.micro_first),
@@ -290,7 +290,7 @@ class Evaluator:
                 steps=summaries,
             )
             self._steps[_step_key(fit)] = self._step_figures(fit)
-        return self._anchors[quantize]
+        return self._anchors[placement]
 
     def _has_steps(self, fit: FitConfig) -> bool:
         return self.traces.has_steps(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
@@ -314,7 +314,7 @@ class Evaluator:
     def _next_request(self, fit: FitConfig) -> TraceRequest:
         if self.knows_steps(fit):
             return TraceRequest(replace(self.workload, fit=fit), "preview")
-        fit = self._most_telling(fit) if (fit.quantize or "none") in self._anchors else _anchored(fit)
+        fit = self._most_telling(fit) if placement_of(fit) in self._anchors else _anchored(fit)
         return TraceRequest(replace(self.workload, fit=fit), "micro", (self.bucket, fit.micro_batch or 1))
 
     def _traces(self, fit: FitConfig) -> Steps[MemoryTrace]:
@@ -329,32 +329,33 @@ class Evaluator:
 
     def _changes(self, fit: FitConfig) -> int:
         """Return how many keys of the fit differ from the defaults (no memory saving, undivided effective batch)."""
-        plain = (OPEN_FIT.quantize, OPEN_FIT.gradient_checkpointing, OPEN_FIT.vae_tiling, OPEN_FIT.preview_offload)
-        now = (fit.quantize, fit.gradient_checkpointing, fit.vae_tiling, fit.preview_offload)
+        plain = OPEN_FIT.quantize, OPEN_FIT.stream, OPEN_FIT.gradient_checkpointing, OPEN_FIT.vae_tiling
+        now = fit.quantize, fit.stream, fit.gradient_checkpointing, fit.vae_tiling
         split = fit.micro_batch != self.workload.recipe.effective_batch
-        return sum(one != other for one, other in zip(plain, now, strict=True)) + split
+        moved = fit.preview_offload != OPEN_FIT.preview_offload
+        return sum(one != other for one, other in zip(plain, now, strict=True)) + moved + split
 
     def _step_figures(self, fit: FitConfig) -> Figures:
         steps = self._summaries(fit)
         workload = replace(self.workload, fit=fit)
-        if fit.gradient_checkpointing == "full" and fit.micro_batch == 1 and (fit.quantize or "none") in self._anchors:
-            self._anchors[fit.quantize or "none"].kept.update(held_after_forward(self._traces(fit).micro_first))
+        if fit.gradient_checkpointing == "full" and fit.micro_batch == 1 and placement_of(fit) in self._anchors:
+            self._anchors[placement_of(fit)].kept.update(held_after_forward(self._traces(fit).micro_first))
         seconds = step_seconds(workload, steps, self._seconds)
         return Figures(seconds * (self.workload.recipe.steps or 1), training_totals(workload, steps).peak)
 
     def _step_bound(self, fit: FitConfig) -> Figures:
         """Return lower bounds for training, derived from known fits with other settings and from the anchor."""
-        quantize, checkpointing, size = _step_key(fit)
+        placement, checkpointing, size = _step_key(fit)
         seconds, needed = 0.0, 0
         for (other, blocks_set, images), figures in self._steps.items():
-            if other != quantize:
+            if other != placement:
                 continue
             # Fewer checkpointed blocks and larger micro-batches are never slower, and never need less memory.
             if within(blocks_set, checkpointing) and images >= size:
                 seconds = max(seconds, figures.seconds)
             if within(checkpointing, blocks_set) and images <= size:
                 needed = max(needed, figures.bytes)
-        if (anchor := self._anchors.get(quantize)) is not None:
+        if (anchor := self._anchors.get(placement)) is not None:
             seconds = max(seconds, self._least_seconds(anchor, checkpointing, fit))
             needed = max(needed, _least_bytes(anchor, checkpointing, size))
         return Figures(SLACK * seconds, int(SLACK * needed))
@@ -367,6 +368,8 @@ class Evaluator:
         whole, forward = anchor.grown[size]
         total = sum(block.cost for block in anchor.blocks) or 1.0
         again = sum(block.cost for block in anchor.blocks if _checkpointed(block.name, checkpointing)) / total
+        if placement_of(fit).streams:  # copies may take longer than all computations, recomputed ones included
+            again = 0.0
         micro = whole + LEAST_RECOMPUTED * again * forward
         return max(self.workload.recipe.effective_batch / size, 1.0) * micro * (self.workload.recipe.steps or 1)
 
@@ -376,7 +379,7 @@ class Evaluator:
         return self._seconds(work), self._seconds(item for item in work if item.stage == "forward")
 
     def _preview_figures(self, fit: FitConfig) -> Figures:
-        anchor = self.anchor(fit.quantize or "none")
+        anchor = self.anchor(placement_of(fit))
         traces = self.traces.phase_summaries(replace(self.workload, fit=fit), "preview")
         seconds = sum(self._seconds(trace.work) for trace in traces)
         return Figures(seconds * self._previews, anchor.lasting + total_in_sequence(traces).peak)
@@ -386,12 +389,12 @@ class Evaluator:
 
     def _previews_bound(self, fit: FitConfig) -> Figures:
         """Return lower bounds for previews: the time with less tiling and offloading, the memory with more of them."""
-        quantize, tiling, offload = _preview_key(fit)
+        placement, tiling, offload = _preview_key(fit)
         seconds, needed = 0.0, 0
         for (other, tiled, away), figures in self._preview_cache.items():
-            if other == quantize and tiled <= tiling and away <= offload:
+            if other == placement and tiled <= tiling and away <= offload:
                 seconds = max(seconds, figures.seconds)
-            if other == quantize and tiled >= tiling and away >= offload:
+            if other == placement and tiled >= tiling and away >= offload:
                 needed = max(needed, figures.bytes)
         return Figures(seconds, needed)
 
@@ -400,12 +403,12 @@ def _anchored(fit: FitConfig) -> FitConfig:
     return fit.replaced(gradient_checkpointing="none", micro_batch=1)
 
 
-def _step_key(fit: FitConfig) -> tuple[str, Checkpointing, int]:
-    return fit.quantize or "none", fit.gradient_checkpointing or "none", fit.micro_batch or 1
+def _step_key(fit: FitConfig) -> tuple[Placement, Checkpointing, int]:
+    return placement_of(fit), fit.gradient_checkpointing or "none", fit.micro_batch or 1
 
 
-def _preview_key(fit: FitConfig) -> tuple[str, bool, bool]:
-    return fit.quantize or "none", bool(fit.vae_tiling), bool(fit.preview_offload)
+def _preview_key(fit: FitConfig) -> tuple[Placement, bool, bool]:
+    return placement_of(fit), bool(fit.vae_tiling), bool(fit.preview_offload)
 
 
 def _checkpointed(block: str, checkpointing: Checkpointing) -> bool:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from trainer.config.fit import FallbackStep, FitConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
-from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of
+from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, Simulation, forecast_of
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_buckets
 from trainer.memory.planner.evaluator import Evaluator, best
-from trainer.memory.planner.search_space import Checkpointing, candidates, fallbacks_below, nested_sets
+from trainer.memory.planner.search_space import (
+    Checkpointing,
+    Placement,
+    candidates,
+    fallbacks_below,
+    nested_sets,
+    placement_of,
+    placements,
+)
 from trainer.memory.planner.suggestions import RecipeChange, reduced_recipes
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
@@ -113,7 +122,7 @@ def plan(
     Raises JobError if none of the GPU's memory can be used.
     """
     device_state.require_budget()
-    planning = _Planning(workload, written, device_state, traces, counts, until, runs)
+    planning = _planning_that_encodes(workload, written, device_state, traces, counts, until, runs)
     traces.set_prefetch(lambda: planning.prefetched)
 
     def report(soon: Plan) -> None:
@@ -156,6 +165,30 @@ def plan(
     )
 
 
+def _planning_that_encodes(
+    workload: Workload,
+    written: FitConfig,
+    device_state: DeviceState,
+    traces: TraceLibrary,
+    counts: PhaseCounts,
+    until: float | None,
+    runs: RunSimulator | None,
+) -> _Planning:
+    """Return the search with the most precise way of encoding images that stays within the budget.
+
+    The search itself cannot change that: encoding precedes training and depends on no other key. If no way stays within
+    the budget, the search uses the user's keys, and reports that encoding needs too much.
+    """
+
+    def planning(**encoding: Any) -> _Planning:
+        return _Planning(workload, written, device_state, traces, counts, until, runs, encoding)
+
+    bf16 = {"vae_dtype": "bf16"} if device_state.gpu.bf16 else {}
+    ways: tuple[dict[str, Any], ...] = ({}, bf16, {**bf16, "vae_encode_tiling": True})
+    searches = (planning(**{key: way[key] for key in way if getattr(written, key) is None}) for way in ways)
+    return next((search for search in searches if search.encodes_within_budget()), planning())
+
+
 class _Planning:
     """A search for the best fit, with its results so far."""
 
@@ -168,9 +201,11 @@ class _Planning:
         counts: PhaseCounts,
         until: float | None,
         runs: RunSimulator | None = None,
+        encoding: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        """Create a search; ``encoding`` contains keys of the fit for encoding images, which are not searched."""
         dtype = "bf16" if device_state.gpu.bf16 else "fp16"
-        start = complete_fit(written.replaced(dtype=written.dtype or dtype))
+        start = complete_fit(written.replaced(dtype=written.dtype or dtype, **encoding))
         self.workload = replace(workload, fit=start)
         self.written = written
         self.device_state = device_state
@@ -180,17 +215,21 @@ class _Planning:
         self.evaluator = self._evaluator(self._fits, until)
         self._runs = runs or RunSimulator(device_state)
 
+    def encodes_within_budget(self) -> bool:
+        """Return whether encoding images, which comes before everything else, stays within the budget."""
+        simulation = Simulation(self.device_state, self.device_state.budget)
+        return simulation.play("cache_pictures", self.traces.phase(self.workload, "cache_pictures"))
+
     @property
-    def qualities(self) -> tuple[str, ...]:
-        """Return the quantizations to consider for the base."""
-        return (self.written.quantize,) if self.written.quantize else ("none", "int8", "nf4")
+    def placements(self) -> tuple[Placement, ...]:
+        """Return the ways of storing the base to consider."""
+        return placements(self.written)
 
     @property
     def prefetched(self) -> list[TraceRequest]:
         """Return requests for traces that the search will probably need: the optimizer, and fits that save much memory.
 
-        They include two quantizations of the base, because the search needs both if the GPU is too small for the
-        first.
+        They include two ways of storing the base, because the search needs both if the GPU is too small for the first.
         """
         base, bucket = self.workload.fit, bounding_buckets(self.workload)[0]
         plain = base.replaced(micro_batch=1, gradient_checkpointing="none")
@@ -204,10 +243,10 @@ class _Planning:
         def request(fit: FitConfig, part: TracePart, *more: object) -> TraceRequest:
             return TraceRequest(replace(self.workload, fit=fit), part, more)
 
-        looked_at = self.qualities[:2]
-        fits = [fit.replaced(quantize=quantize) for quantize in looked_at for fit in (plain, saving)]
+        looked_at = self.placements[:2]
+        fits = [fit.replaced(**placement._asdict()) for placement in looked_at for fit in (plain, saving)]
         steps = [request(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
-        last = plain.replaced(quantize=looked_at[-1])
+        last = plain.replaced(**looked_at[-1]._asdict())
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
         previews = [request(fits[-1], "preview")] if self.counts.previews else []
         # Traced one by one in this order: the search needs training steps before previews and other phases.
@@ -218,7 +257,9 @@ class _Planning:
         """Return the sets of blocks to try; blocks are ranked by the traces of one image without checkpointing."""
         if self.written.gradient_checkpointing is not None:
             return (self.written.gradient_checkpointing,)
-        return nested_sets(self.evaluator.anchor(self.qualities[0]).blocks)
+        if self.placements[0].streams:  # no other set is combined with streaming
+            return ("none", "full")
+        return nested_sets(self.evaluator.anchor(self.placements[0]).blocks)
 
     @cached_property
     def choices(self) -> list[FitConfig]:
@@ -228,7 +269,7 @@ class _Planning:
             self.workload.fit,
             effective_batch=self.workload.recipe.effective_batch,
             checkpointing=self.sets,
-            quantize=self.qualities,
+            placements=self.placements,
             previews=bool(self.workload.previews),
         )
 
@@ -238,7 +279,7 @@ class _Planning:
         The base is quantized further only if nothing else fits, even after the deadline. ``report`` is called with a
         fit that works before better ones are traced.
         """
-        for alike in self._by_quality(choices):
+        for alike in self._by_placement(choices):
             if report is not None and self._has_to_trace(alike):
                 report = None if self._report(max(alike, key=self._saving), report) else report
             found = best(alike, self.evaluator)
@@ -248,11 +289,11 @@ class _Planning:
                 return found
         return None
 
-    def _by_quality(self, choices: Sequence[FitConfig]) -> list[list[FitConfig]]:
+    def _by_placement(self, choices: Sequence[FitConfig]) -> list[list[FitConfig]]:
         """Return groups of fits to search together, the most preferred group first."""
         if self.written.allow_quantized:
             return [list(choices)]
-        return [[fit for fit in choices if fit.quantize == quantize] for quantize in self.qualities]
+        return [[fit for fit in choices if placement_of(fit) == placement] for placement in self.placements]
 
     def _first_fit_after_deadline(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
         """Return a fit that works among those skipped because time ran out (``left_out``); None if there is none.
@@ -286,7 +327,7 @@ class _Planning:
         if all(map(self.evaluator.cannot_fit, choices)):
             return False
         # The anchor is traced in any case, and its bounds rule out many fits that would otherwise count as possible.
-        self.evaluator.anchor(choices[0].quantize or "none")
+        self.evaluator.anchor(placement_of(choices[0]))
         possible = [fit for fit in choices if not self.evaluator.cannot_fit(fit)]
         return bool(possible) and not self.evaluator.is_traced(min(possible, key=self.evaluator.preference))
 
@@ -305,7 +346,7 @@ class _Planning:
     def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
         """Return fits of the same precision that are or may be faster than the pick; the search has rejected them."""
         time = self.evaluator.preference(pick).time
-        alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
+        alike = [fit for fit in self.choices if fit.quantize == pick.quantize and fit.stream in ("none", pick.stream)]
         return [fit for fit in alike if self.evaluator.preference(fit).time < time]
 
     def _known_exactly(self, fit: FitConfig) -> bool:
@@ -322,7 +363,7 @@ class _Planning:
         Only the first few candidates are simulated. Steps or previews that are too large in one fit rule out other fits
         that share them.
         """
-        alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
+        alike = [fit for fit in self.choices if placement_of(fit) == placement_of(pick)]
         looked_at: list[Plan] = []
         for fit in sorted(alike, key=self.evaluator.preference):
             if len(looked_at) == LOOKED_AT:
@@ -361,9 +402,8 @@ class _Planning:
 
     def fallbacks(self, pick: FitConfig) -> tuple[FallbackStep, ...]:
         """Return the fallback steps that reduce the memory of the picked fit, in order."""
-        looked_at = self.qualities if pick.allow_quantized else (pick.quantize or "none",)
-        for quantize in looked_at:
-            self.evaluator.anchor(quantize)  # without it, `estimate` returns 0 for every fit
+        for placement in self.placements if pick.allow_quantized else (placement_of(pick),):
+            self.evaluator.anchor(placement)  # without it, `estimate` returns 0 for every fit
         return fallbacks_below(
             pick,
             self.written,
@@ -401,7 +441,8 @@ class _Planning:
     def _saving(self, fit: FitConfig) -> tuple[int, ...]:
         """Return a sort key by memory saved; larger keys save more."""
         return (
-            self.qualities.index(fit.quantize or "none"),
+            placement_of(fit).streams,
+            self.placements.index(placement_of(fit)),
             self.sets.index(fit.gradient_checkpointing or "none"),
             -(fit.micro_batch or 1),
             bool(fit.vae_tiling),
@@ -447,7 +488,7 @@ class _Planning:
         if failed_in in ("cache_pictures", "cache_texts"):
             self.evaluator.rule_out(lambda _: True)
         elif failed_in in ("load", "quantise"):
-            self.evaluator.rule_out(lambda other: other.quantize == fit.quantize)
+            self.evaluator.rule_out(lambda other: placement_of(other) == placement_of(fit))
         elif failed_in in ("first_step", "train"):
             self.evaluator.rule_out(lambda other: _of_steps(other) == _of_steps(fit))
         if failed_in is None and seconds:
@@ -478,12 +519,12 @@ def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
 
 
 def _of_steps(fit: FitConfig) -> tuple[object, ...]:
-    return fit.quantize, fit.gradient_checkpointing, fit.micro_batch
+    return placement_of(fit), fit.gradient_checkpointing, fit.micro_batch
 
 
 def _of_previews(fit: FitConfig) -> tuple[object, ...]:
-    return fit.quantize, fit.vae_tiling, fit.preview_offload
+    return placement_of(fit), fit.vae_tiling, fit.preview_offload
 
 
 def _without_quantization(fit: FitConfig) -> tuple[object, ...]:
-    return fit.gradient_checkpointing, fit.micro_batch, fit.vae_tiling, fit.preview_offload
+    return fit.stream, fit.gradient_checkpointing, fit.micro_batch, fit.vae_tiling, fit.preview_offload

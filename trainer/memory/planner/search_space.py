@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from trainer.config.fit import LARGEST_MICRO_BATCH, FallbackStep, FitConfig
+from trainer.config.fit import LARGEST_MICRO_BATCH, FallbackStep, FitConfig, StreamAmount
 from trainer.memory.trace.memory_trace import UnetBlock, _forward_order
-from trainer.protocol.forecast import SEARCHED_FIT_KEYS
 from trainer.training.active_plan import encoding_fallbacks
 
 Checkpointing = Literal["none", "full"] | tuple[str, ...]
+
+
+class Placement(NamedTuple):
+    """How a base is stored: the bits of its weights, and how many of its blocks stay in main memory."""
+
+    quantize: str
+    stream: StreamAmount
+
+    @property
+    def streams(self) -> bool:
+        """Return whether any blocks are streamed."""
+        return self.stream != "none"
+
+
+def placement_of(fit: FitConfig) -> Placement:
+    """Return how a fit stores the base."""
+    return Placement(fit.quantize or "none", fit.stream or "none")
+
+
+def placements(written: FitConfig) -> tuple[Placement, ...]:
+    """Return the ways of storing the base to consider, the most precise first; only users choose to stream it."""
+    bits = (written.quantize,) if written.quantize else ("none", "int8", "nf4")
+    return tuple(Placement(quantize, written.stream or "none") for quantize in bits)
+
 
 # Sizes of micro-batches that differ by less than this ratio are not worth a trace each.
 CLOSE = 0.8
@@ -52,22 +75,32 @@ def candidates(
     *,
     effective_batch: int,
     checkpointing: Iterable[Checkpointing],
-    quantize: Iterable[str],
+    placements: Iterable[Placement],
     previews: bool,
 ) -> list[FitConfig]:
-    """Return every fit to consider: the user's keys do not change; keys that are not searched stay as in ``start``."""
-    every: tuple[Sequence[Any], ...] = (
-        tuple(quantize),
-        tuple(checkpointing),
-        micro_batches(effective_batch),
-        (True, False) if previews else (True,),
-        (False, True) if previews else (False,),
-    )
-    choices = dict(zip(SEARCHED_FIT_KEYS, every, strict=True))
-    for name in SEARCHED_FIT_KEYS:
+    """Return every fit to consider: the user's keys do not change; keys that are not searched stay as in ``start``.
+
+    A streamed base is combined with no or full checkpointing only: it is for GPUs whose memory is far too small, and
+    every other set would need a trace of its own.
+    """
+    choices: dict[str, Sequence[Any]] = {
+        "gradient_checkpointing": tuple(checkpointing),
+        "micro_batch": micro_batches(effective_batch),
+        "vae_tiling": (True, False) if previews else (True,),
+        "preview_offload": (False, True) if previews else (False,),
+    }
+    for name in choices:
         if (written := getattr(constraints, name)) is not None:
             choices[name] = (min(written, effective_batch) if name == "micro_batch" else written,)
-    return [start.replaced(**dict(zip(choices, values, strict=True))) for values in product(*choices.values())]
+    found: list[FitConfig] = []
+    for placement in placements:
+        sets = choices["gradient_checkpointing"]
+        if placement.streams and constraints.gradient_checkpointing is None:
+            sets = [chosen for chosen in sets if chosen in ("none", "full")]
+        of_placement = {**choices, "gradient_checkpointing": sets}
+        base = start.replaced(quantize=placement.quantize, stream=placement.stream)
+        found += [base.replaced(**dict(zip(choices, each, strict=True))) for each in product(*of_placement.values())]
+    return found
 
 
 def within(inner: Checkpointing, outer: Checkpointing) -> bool:
@@ -77,8 +110,8 @@ def within(inner: Checkpointing, outer: Checkpointing) -> bool:
     return outer != "none" and inner != "full" and set(inner) <= set(outer)
 
 
-Need = Callable[[str, Checkpointing, int], int]
-"""Function that returns the minimum bytes of training for a quantization, a block set and a micro-batch."""
+Need = Callable[[Placement, Checkpointing, int], int]
+"""Function that returns the minimum bytes of training for a placement of the base, a block set and a micro-batch."""
 
 
 def fallbacks_below(
@@ -92,24 +125,28 @@ def fallbacks_below(
 ) -> tuple[FallbackStep, ...]:
     """Return the fallback steps from ``fit``, each of which needs less memory; the user's keys do not change.
 
-    Steps with a bit-for-bit equal result come first, then smaller micro-batches, which differ by rounding, then a
-    quantized base if the job allows it, and finally the steps for encoding. A phase takes only the steps that reduce
-    its memory. ``sets`` are nested.
+    Steps with a bit-for-bit equal result and little cost come first, then smaller micro-batches, which differ by
+    rounding, then a streamed base, which is exact but slow, then a quantized base if the job allows it, and finally the
+    steps for encoding. A phase takes only the steps that reduce its memory. ``sets`` are nested.
     """
     steps: list[FallbackStep] = []
     if previews:
         steps += _preview_steps(fit, written)
-    quantize, checkpointing, size = fit.quantize or "none", fit.gradient_checkpointing or "none", fit.micro_batch or 1
+    placement, checkpointing, size = placement_of(fit), fit.gradient_checkpointing or "none", fit.micro_batch or 1
     if written.gradient_checkpointing is None:
-        for more in _worthwhile(checkpointing, sets, lambda chosen: need(quantize, chosen, size)):
+        for more in _worthwhile(checkpointing, sets, lambda chosen: need(placement, chosen, size)):
             steps.append(FallbackStep(exact=True, gradient_checkpointing=more))
             checkpointing = more
     if written.micro_batch is None:
         for fewer in [fewer for fewer in micro_batches(effective_batch) if fewer < size]:
             steps.append(FallbackStep(exact=False, micro_batch=fewer))
             size = fewer
+    if not placement.streams and written.stream is None:
+        steps.append(FallbackStep(exact=True, stream="full"))
     if fit.allow_quantized and written.quantize is None:
-        steps += _quantization_steps(quantize, lambda bits: need(bits, checkpointing, size))
+        steps += _quantization_steps(
+            placement.quantize, lambda bits: need(Placement(bits, placement.stream), checkpointing, size)
+        )
     return (*steps, *encoding_fallbacks(fit, written))
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 StorageKind = Literal["weights", "adapter", "gradients", "optimizer", "activations", "temporary", "workspace"]
-WorkKind = Literal["gemm", "conv", "attention", "other"]
+WorkKind = Literal["gemm", "conv", "attention", "other", "copy"]
+"""Kind of operation; "copy" is a copy from main memory to the GPU, which runs at the same time as the others."""
 _BLOCK = re.compile(r"\bunet\.(down_blocks\.\d|mid_block|up_blocks\.\d)\b")
 BLOCK = 512  # bytes; the allocator rounds up to multiples of this
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import bitsandbytes.functional
 import numpy as np
@@ -21,6 +21,7 @@ from trainer.base.encoding import TextConditioning
 from trainer.base.families import FAMILIES, TextEncoder
 from trainer.base.quantized import quantize_linears, set_int8_directions
 from trainer.base.source import BaseSource, empty_clip_model, empty_diffusers_model
+from trainer.base.streaming import StreamedWeight, WeightStream, make_stream
 from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import BaseConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job
@@ -39,16 +40,25 @@ _SOURCE = "the base"  # how an error about a config names its source
 Placed = TypeVar("Placed", bound=nn.Module)
 
 
+class BareUnet(NamedTuple):
+    """UNet before its weights are placed."""
+
+    unet: UNet2DConditionModel
+    placer: Placer | None
+    """Function that places weights that are quantized or streamed; None if there are none."""
+    stream: WeightStream | None
+    """Stream of the UNet's blocks; None if none are streamed."""
+
+
 @no_init_weights()  # initializing weights that do not exist would be a quarter of the build time
-def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
-    """Return the UNet before its weights are placed, and the placer that quantizes them (None if not quantized)."""
+def bare_unet(workload: Workload, device: torch.device = META) -> BareUnet:
+    """Return the UNet before its weights are placed, with its stream and the placer that quantizes or streams them."""
     unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, workload.unet_config, _SOURCE)
-    kind = workload.fit.quantize
-    if kind is None or kind == "none":
-        return unet, None
-    placer = quantize_linears(unet, kind, dtype_of(workload), device)
-    set_int8_directions(unet, workload.fit.products)
-    return unet, placer
+    stream, kind, placer = make_stream(unet, workload.fit.stream, device), workload.fit.quantize, None
+    if kind is not None and kind != "none":
+        placer = quantize_linears(unet, kind, dtype_of(workload), device)
+        set_int8_directions(unet, workload.fit.products)
+    return BareUnet(unet, stream.placer(placer) if stream else placer, stream)
 
 
 @no_init_weights()
@@ -93,29 +103,35 @@ def empty_engine(workload: Workload) -> Engine:
     if key not in _latest:
         _latest.clear()
         _latest[key] = _adapted_models(workload)
-    unet, encoders, adapter = _latest[key]
+    unet, stream, encoders, adapter = _latest[key]
     for weight in adapter.parameters.values():
         weight.grad = None  # may be left by a trace that was interrupted
-    return _engine_of(workload, unet, encoders, adapter, META)
+    return _engine_of(workload, unet, stream, encoders, adapter, META)
 
 
-_latest: dict[str, tuple[UNet2DConditionModel, list[TextEncoder], Adapter]] = {}
+_latest: dict[str, tuple[UNet2DConditionModel, WeightStream | None, list[TextEncoder], Adapter]] = {}
 """The latest engine's models, by the workload's key for loading; at most one entry."""
 
 
-def _adapted_models(workload: Workload) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
+def _adapted_models(
+    workload: Workload,
+) -> tuple[UNet2DConditionModel, WeightStream | None, list[TextEncoder], Adapter]:
     dtype = dtype_of(workload)
-    unet, placer = bare_unet(workload)
+    unet, placer, stream = bare_unet(workload)
     encoders = bare_text_encoders(workload) if workload.trained_texts else []
     placed = [place(encoder, dtype) for encoder in encoders]
-    return unet, placed, _attached(workload, place(unet, dtype, placer), placed)
+    return unet, stream, placed, _attached(workload, place(unet, dtype, placer), placed)
 
 
 def engine_around(
-    workload: Workload, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
+    workload: Workload,
+    unet: UNet2DConditionModel,
+    encoders: Sequence[TextEncoder],
+    device: torch.device = META,
+    stream: WeightStream | None = None,
 ) -> Engine:
     """Return the engine that trains these models."""
-    return _engine_of(workload, unet, encoders, _attached(workload, unet, encoders), device)
+    return _engine_of(workload, unet, stream, encoders, _attached(workload, unet, encoders), device)
 
 
 @no_init_weights()
@@ -133,6 +149,7 @@ def _attached(workload: Workload, unet: UNet2DConditionModel, encoders: Sequence
 def _engine_of(
     workload: Workload,
     unet: UNet2DConditionModel,
+    stream: WeightStream | None,
     encoders: Sequence[TextEncoder],
     adapter: Adapter,
     device: torch.device,
@@ -141,8 +158,10 @@ def _engine_of(
     # A workload has all that is asked of a source here; there is nothing to cache, batch or collate.
     nothing = cast(Any, None)
     parts = RunParts(cast(BaseSource, workload), cache=nothing, batches=nothing, collator=nothing, device=device)
-    models = StepModels(workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype_of(workload))
+    models = StepModels(workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype_of(workload), stream)
     engine = assemble_engine(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
+    if stream:
+        stream.rewind()
     if device == META:
         allow_first_step(engine.optimizer)
     return engine
@@ -173,11 +192,12 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
     """
     modules: dict[str, str] = {}
     working = {id(weight): key for key, weight in engine.adapter.parameters.items()}
+    empty = _follow_stream(tracer, engine)
     for part, model in models_by_part(engine.models.unet, engine.models.text_encoders).items():
         for path, weight in lasting_tensors(model):
             if id(weight) in working:
                 modules[working[id(weight)]] = f"{part}.{path.removesuffix('.weight')}"
-            else:
+            elif id(weight) not in empty:
                 tracer.label(weight, "weights", f"{part}.{path.rpartition('.')[0]}", f"{part}.{path}")
         tracer.watch(part, model)
     for key, weight in engine.adapter.parameters.items():
@@ -190,6 +210,22 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
     for name in ("alphas_cumprod", "snr", "signal", "sigma"):
         tracer.label(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
     return modules
+
+
+def _follow_stream(tracer: Tracer, engine: Engine) -> set[int]:
+    """Record the streamed weights' memory from now on; return the ids of those that have none at the moment."""
+    stream = engine.models.stream
+    if stream is None:
+        return set()
+    paths = {id(parameter): f"unet.{path}" for path, parameter in engine.models.unet.named_parameters()}
+
+    def on_allocated(weight: StreamedWeight) -> None:
+        path = paths[id(weight.parameter)]
+        tracer.label(weight.parameter, "weights", path.rpartition(".")[0], path)
+        tracer.record_copy(weight.bytes)
+
+    stream.on_allocated, stream.on_freed = on_allocated, lambda weight: tracer.record_free(weight.parameter)
+    return {id(weight.parameter) for weight in stream.weights if not weight.storage.nbytes()}
 
 
 def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

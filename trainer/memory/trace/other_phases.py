@@ -183,16 +183,18 @@ def _vae_dtype(workload: Workload) -> torch.dtype:
 
 def _load_trace(workload: Workload, name: str) -> MemoryTrace:
     """Trace placing all models and weights that stay for the run, in the order of build_engine."""
-    (unet, placer), dtype = bare_unet(workload), dtype_of(workload)
+    (unet, placer, stream), dtype = bare_unet(workload), dtype_of(workload)
     encoders = bare_text_encoders(workload) if workload.trained_texts else []
     with recording("math") as tracer:
+        if stream:
+            stream.on_freed = lambda weight: tracer.record_free(weight.parameter)
         with tracer.stage(name):
             place(unet, dtype, placer)
         with tracer.stage("load"):
             for encoder in encoders:
                 place(encoder, dtype)
             with _disable_current_modes():  # PEFT creates its layers on the meta device first, on a GPU as well
-                engine = engine_around(workload, unet, encoders)
+                engine = engine_around(workload, unet, encoders, stream=stream)
             label_engine(tracer, engine)
         return tracer.cut(name)
 
@@ -264,15 +266,26 @@ def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
     for path, parameter in engine.models.unet.named_parameters():
         names.setdefault(parameter.untyped_storage()._cdata, f"unet.{path}")
     parameters = engine.models.unet.parameters()
-    leaving = dict.fromkeys(names[parameter.untyped_storage()._cdata] for parameter in parameters)
+    leaving = dict.fromkeys(
+        names[parameter.untyped_storage()._cdata] for parameter in parameters if parameter.untyped_storage().nbytes()
+    )
     return [placed[name] for name in leaving]
 
 
 def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrace:
-    """Return the trace, extended at its end by frees of ``leaving``, which earlier traces allocated."""
+    """Return the trace, extended at its end by frees of ``leaving``, which it or earlier traces allocated."""
+    alive: dict[str | None, int] = {}  # allocated here: streamed blocks, which were freed and copied again
+    for event in trace.events.tolist():
+        if event >= 0:
+            alive[trace.storages[event].name] = event
+        else:
+            alive.pop(trace.storages[~event].name, None)
+    others = [storage for storage in leaving if storage.name not in alive]
     first = len(trace.storages)
-    deaths = ~np.arange(first, first + len(leaving), dtype=np.int32)
-    return replace(trace, storages=(*trace.storages, *leaving), events=np.concatenate([trace.events, deaths]))
+    later = iter(range(first, first + len(others)))
+    freed = [alive[storage.name] if storage.name in alive else next(later) for storage in leaving]
+    events = np.concatenate([trace.events, ~np.array(freed, dtype=np.int32)])
+    return replace(trace, storages=(*trace.storages, *others), events=events)
 
 
 def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:

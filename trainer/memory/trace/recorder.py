@@ -123,6 +123,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: list[_LiveStorage | Storage] = []
         self._events: list[int] = []
         self._work: dict[tuple[Any, ...], int] = {}
+        self._copies: dict[tuple[str, int], int] = {}
+        """Number of copies from main memory, by stage and bytes."""
         self._workspaces: set[str] = set()
         self._outer_stage = ""
         self._stage = ""
@@ -156,6 +158,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live = self._alive.get(storage._cdata) or self._record_birth(storage)
         live.kind, live.module = kind, module
         live.name = live.name or name
+
+    def record_free(self, tensor: Tensor) -> None:
+        """Record that a known storage's memory was freed although the storage is still referenced."""
+        live = self._alive.get(tensor.untyped_storage()._cdata)
+        if live is not None:
+            self._record_death(live)
+
+    def record_copy(self, size: int) -> None:
+        """Record a copy of ``size`` bytes from main memory to the GPU."""
+        self._update_stage()
+        key = (self._stage, size)
+        self._copies[key] = self._copies.get(key, 0) + 1
 
     def mark_zero(self, tensor: Tensor) -> None:
         """Mark a tensor as all zeros, so that code that checks its values with ``any`` reads False."""
@@ -195,11 +209,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name=name,
             storages=tuple(self._as_storage(storage) for storage in self._storages),
             events=np.array(self._events, dtype=np.int32),
-            work=tuple(self._as_work(stage, key, count) for (stage, key), count in self._work.items()),
+            work=(
+                *(self._as_work(stage, key, count) for (stage, key), count in self._work.items()),
+                *(Work("copy", "uint8", stage, 0, size, count) for (stage, size), count in self._copies.items()),
+            ),
         )
         for live in self._alive.values():
             live.index = -1
-        self._storages, self._events, self._work, self._stage_began = [], [], {}, 0
+        self._storages, self._events, self._work, self._copies, self._stage_began = [], [], {}, {}, 0
         self._workspaces.clear()
         self._operand = None
         return trace
@@ -312,8 +329,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record_death(self, live: Any) -> None:
         """Record that a storage was freed; called by its weak reference."""
-        if self._alive.pop(live.address, None) is None:
+        if id(self._alive.get(live.address)) != id(live):  # freed before, by `record_free`
             return
+        del self._alive[live.address]
         # Only a free right after the result's allocation counts: with any other event in between, something else held
         # the operand while the result was computed, and CUDA would have allocated a new tensor.
         operand, self._operand = self._operand, None

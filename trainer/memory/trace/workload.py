@@ -39,6 +39,7 @@ OPEN_FIT = FitConfig(
     vae_dtype="fp32",
     micro_batch=1,
     gradient_checkpointing="none",
+    stream="none",
     attention="auto",
     vae_tiling=True,
     preview_offload=False,
@@ -157,9 +158,11 @@ class Workload:
             "text_form": (recipe.token_chunks, recipe.clip_skip),
             "adapter": self._adapter_facts(),
             # "auto" uses flash attention; see trainer.memory.trace.cuda_kernels.attention_kernel.
+            # Streaming is only listed when it is on, as tiling below.
             "precision": (
                 *(fit.dtype, fit.quantize, "auto" if fit.attention == "flash" else fit.attention),
                 *map(_product_facts, fit.products),
+                *(() if fit.stream in (None, "none") else (("streamed", fit.stream),)),
             ),
             "checkpointing": fit.gradient_checkpointing,
             "masks": self.masks,

@@ -34,6 +34,7 @@ _NARROWEST = 8  # smallest attention head width
 # For each kind and dtype, the largest sizes are timed until they cover this fraction of the work.
 COVERED = 0.95
 MAX_SIZES_PER_KIND = 12  # maximum number of sizes for each kind and dtype
+COPIED_BYTES, COPIES = 64 << 20, 4  # enough to reach the bus's rate; takes 20 to 60 ms in total
 EMPTY_KERNEL_SECONDS = 3e-6  # seconds per empty kernel on a GPU, launched back to back
 _TRIES = 12
 _CACHE = 1 << 21  # bytes: twice the L2 cache of a core, so that a pass over them evicts all of it
@@ -183,16 +184,34 @@ def measure_rate(
         timed = _timed(sizes, device, _cpu_clock(), _bare_call(), seconds)
         return DeviceSpeed(name or f"cpu, {torch.get_num_threads()} threads", timed, _fastest(timed), host, 0.0)
     timed = _timed(sizes, device, _gpu_clock(device), EMPTY_KERNEL_SECONDS, seconds)
+    bus = _bus_rate(device)
     # cuBLAS keeps a workspace per stream, which would count as used memory in the run's own budget.
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    return DeviceSpeed(name or str(device), timed, _fastest(timed), EMPTY_KERNEL_SECONDS, host)
+    return DeviceSpeed(name or str(device), timed, _fastest(timed), EMPTY_KERNEL_SECONDS, host, bus=bus)
+
+
+def _bus_rate(device: torch.device) -> float:
+    """Return the bytes per second of copies from pinned main memory to the GPU, the fastest of a few."""
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device=device)
+    seconds: list[float] = []
+    for _ in range(COPIES):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        target.copy_(source, non_blocking=True)
+        end.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1000)
+    return COPIED_BYTES / max(min(seconds), 1e-6)
 
 
 def dominant_sizes(operations: Iterable[Operation]) -> list[OperationSize]:
     """Return the operation sizes that account for most of the work of each kind and dtype."""
     work: Counter[OperationSize] = Counter()
     for operation in operations:
+        if operation.kind == "copy":
+            continue
         kind = operation.kind if operation.flops else "other"
         work[OperationSize(kind, operation.dtype, operation.stage, operation.flops, operation.bytes)] += (
             operation.count * (operation.flops or operation.bytes)

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -83,9 +83,13 @@ def free_weights(model: nn.Module) -> None:
             storage.resize_(0)
 
 
-def is_emptied(model: nn.Module) -> bool:
-    """Return whether any of a model's weights have no memory: freed, or not brought back by `offloaded`."""
-    return any(weight.numel() and not weight.untyped_storage().nbytes() for weight in model.parameters())
+def is_emptied(model: nn.Module, streamed: Collection[nn.Parameter] = ()) -> bool:
+    """Return whether weights other than ``streamed`` ones have no memory: freed, or not brought back by `offloaded`."""
+    known = set(map(id, streamed))
+    return any(
+        weight.numel() and not weight.untyped_storage().nbytes() and id(weight) not in known
+        for weight in model.parameters()
+    )
 
 
 def _storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:

@@ -145,7 +145,9 @@ class EngineManager:
             self.compiled.give_up()
         self.engine.master_weights.zero_grad()
         # A preview that ran out of memory while it brought the UNet back leaves weights without storage.
-        if any(is_emptied(model) for model in self.models.values()):
+        stream = self.engine.models.stream
+        streamed = [weight.parameter for weight in stream.weights] if stream else []
+        if any(is_emptied(model, streamed) for model in self.models.values()):
             self._unload()
 
     def make_ready(self, prepare: Callable[[int], object]) -> None:
@@ -196,8 +198,9 @@ class EngineManager:
         fit = self.plan.at(engine.progress.step)
         if fit == engine.job.fit:
             return
-        if fit.quantize != engine.job.fit.quantize:
-            # The base must be loaded again in the other number format; the training state survives in main memory.
+        if (fit.quantize, fit.stream) != (engine.job.fit.quantize, engine.job.fit.stream):
+            # The base must be loaded again, in another number format or to another place; the training state survives
+            # in main memory.
             self._unload()
             self._restore(engine)
         engine.job = self._use(fit)
@@ -216,10 +219,11 @@ class EngineManager:
     def _build(self, *, fresh: bool) -> Engine:
         engine = build_engine(self.parts.batches.job, self.parts, self.segments, fresh=fresh)
         engine.optimizer.register_step_pre_hook(self._on_optimizer_step)
-        engine.graphs, engine.compiled = self.graphs, self.compiled
+        if not engine.models.stream:  # a graph would not copy the weights, and a compiled block would run no hooks
+            engine.graphs, engine.compiled = self.graphs, self.compiled
         engine.check = self.parts.source.check
         check_in_backward(engine.master_weights.working.values(), engine.check)
-        if self.compiled:
+        if engine.compiled and self.compiled:
             self.compiled.install(engine.models.unet)
         release_at(load_phase(engine.job.fit.quantize), engine.device)
         return engine
@@ -241,6 +245,8 @@ class EngineManager:
         self._unloaded = True
         if engine.graphs:  # graphs contain addresses of the memory that is freed here
             engine.graphs.forget()
+        if engine.models.stream:
+            engine.models.stream.close()
         # References to the tensors exist in many places, so their storage is freed instead of waiting for the last one.
         for model in self.models.values():
             free_weights(model)

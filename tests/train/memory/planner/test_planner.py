@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.support.exhaustive import AMPLE, OCCASIONS, Exhaustive, every_fit
 from tests.support.plans import device_state_with, small_workload
+from trainer.base import streaming
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.forecast import RunSimulator, Simulation, forecast, forecast_of, simulate_run
 from trainer.memory.forecast.schedule import RunSchedule, bounding_buckets, transitions
@@ -42,6 +45,21 @@ def searched(traces: TraceLibrary) -> list[Exhaustive]:
     return [Exhaustive(subject, traces) for subject in subjects]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_weights_are_streamed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "MIN_BYTES", 0)
+        yield
+
+
+@lru_cache(maxsize=16)
+def encoding_ways(one: Exhaustive, traces: TraceLibrary) -> tuple[Exhaustive, ...]:
+    """Return the same workload with images encoded in fp32, in bf16, and in bf16 and tiles."""
+    fit = one.workload.fit
+    others = (fit.replaced(vae_dtype="bf16"), fit.replaced(vae_dtype="bf16", vae_encode_tiling=True))
+    return (one, *(Exhaustive(replace(one.workload, fit=other), traces) for other in others))
+
+
 def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
     written: dict[str, object] = {}
     if not free_base or chance.random() < 0.3:
@@ -54,6 +72,8 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
         written["micro_batch"] = 1
     if chance.random() < 0.2:
         written["allow_quantized"] = True
+    if chance.random() < 0.1:
+        written |= {"stream": "full", "gradient_checkpointing": chance.choice(("none", "full"))}
     return FitConfig.model_validate(written)
 
 
@@ -61,7 +81,15 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
 @pytest.mark.parametrize("cases", [80, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exhaustive], traces: TraceLibrary) -> None:
     chance = random.Random(7)
-    found = {"pick": 0, "nothing": 0, "quantized": 0, "partial": 0, "split": 0, "with retries": 0}
+    found = {
+        "pick": 0,
+        "nothing": 0,
+        "quantized": 0,
+        "other encoding": 0,
+        "partial": 0,
+        "split": 0,
+        "with retries": 0,
+    }
     runs = RunSimulator(
         device_state_with(AMPLE)
     )  # what was played for one question serves the next, as in the resident planner
@@ -72,6 +100,7 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
         anchor = one.workload.fit.replaced(
             quantize=written.quantize or "none", gradient_checkpointing="none", micro_batch=1
         )
+        one_in_fp32 = one
         steps = traces.steps(replace(one.workload, fit=anchor), one.workload.buckets[0].size, 1)
         choices = every_fit(one.workload, written, nested_sets(blocks(steps.weights, steps.micro_first)))
         # Around what one of them takes, or little more than its tensors sum to: that is where mistakes would be made.
@@ -79,10 +108,16 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
         taken, needed = one.free(aimed_at), one.figures(aimed_at)[2]
         budget = int(chance.choice((taken * chance.uniform(0.85, 1.05), needed * chance.uniform(1.0, 1.2))))
         situation = device_state_with(budget)
-        picks = one.picks(choices, situation, free_choice=written.allow_quantized)
-        planned = plan(one.workload, written, situation, traces, OCCASIONS, others=False, runs=runs)
+        one = next((other for other in encoding_ways(one, traces) if other.encodes(situation)), one)
+        fits = [
+            fit.replaced(vae_dtype=one.workload.fit.vae_dtype, vae_encode_tiling=one.workload.fit.vae_encode_tiling)
+            for fit in choices
+        ]
+        chosen = one.chosen(fits, situation, free_choice=written.allow_quantized)
+        found["other encoding"] += one is not one_in_fp32
+        planned = plan(one_in_fp32.workload, written, situation, traces, OCCASIONS, others=False, runs=runs)
         picked = planned.pick.fit if planned.pick else None
-        assert picked == (picks[-1] if picks else None), f"case {case}: {written}"
+        assert picked == chosen, f"case {case}: {written}"
         found["pick" if picked else "nothing"] += 1
         if picked is not None and planned.pick is not None:
             assert planned.pick.forecast.fits
@@ -131,8 +166,8 @@ def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[E
             needs.append(one.training(fit))
     assert all(later < former for former, later in pairwise(needs)), needs
     order = [key for key, _ in dict.fromkeys(kinds)]
-    assert order == ["preview_offload", "gradient_checkpointing", "micro_batch", "quantize", *ENCODING]
-    assert all(exact == (key in ("preview_offload", "gradient_checkpointing")) for key, exact in kinds)
+    assert order == ["preview_offload", "gradient_checkpointing", "micro_batch", "stream", "quantize", *ENCODING]
+    assert all(exact == (key in ("preview_offload", "gradient_checkpointing", "stream")) for key, exact in kinds)
     # In so small a model the tables of nf4 weigh more than it saves, so that it is no fallback.
     assert (fit.gradient_checkpointing, fit.micro_batch, fit.quantize) == ("full", 1, "int8")
 
@@ -151,6 +186,7 @@ def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive],
     assert [fallback.model_dump(exclude_none=True) for fallback in planned.fallbacks] == [
         {"exact": False, "micro_batch": 2},
         {"exact": False, "micro_batch": 1},
+        {"exact": True, "stream": "full"},
         *({"exact": False, **changes} for changes in ({"vae_dtype": "bf16"}, {"vae_encode_tiling": True})),
         {"exact": False, "text_encoder_batch_size": 1},
     ]

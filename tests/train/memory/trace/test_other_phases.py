@@ -313,7 +313,7 @@ def test_quantizing_needs_one_weight_in_16_bits_at_a_time(kind: Any, bits: float
     wanted = subject("sd15", 512, FitConfig(quantize=kind))
     assert other_phases.load(wanted) == ()
     (tape,) = other_phases.quantise(wanted)
-    unet, _ = bare_unet(wanted)
+    unet, *_ = bare_unet(wanted)
     layers = [layer for layer in unet.modules() if type(layer).__name__.startswith("Frozen")]
     numbers = [cast(Any, layer).in_features * cast(Any, layer).out_features for layer in layers]
     others = sum(weight.numel() for weight in unet.parameters()) - sum(numbers)

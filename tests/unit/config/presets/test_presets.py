@@ -86,7 +86,7 @@ def test_what_a_recipe_leaves_open_stays_as_the_job_has_it() -> None:
 def test_every_key_of_a_fit_travels_or_belongs_to_a_machine() -> None:
     travelling = {
         "dtype", "quantize", "vae_dtype", "micro_batch", "gradient_checkpointing", "attention", "vae_tiling",
-        "preview_offload", "vae_encode_tiling", "text_encoder_batch_size",
+        "stream", "preview_offload", "vae_encode_tiling", "text_encoder_batch_size",
         "allow_quantized", "cuda_graphs", "compile", "channels_last", "fp16_accumulation", "deterministic",
     }  # fmt: skip
     assert travelling | set(MACHINE_KEYS) == set(FitConfig.model_fields)

@@ -12,7 +12,7 @@ import pytest
 
 from trainer.config.fit import FitConfig
 from trainer.memory.planner.evaluator import Preference, best, time_step
-from trainer.memory.planner.search_space import candidates, micro_batches, nested_sets, within
+from trainer.memory.planner.search_space import Placement, candidates, micro_batches, nested_sets, placements, within
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind, UnetBlock, blocks, held_after_forward
 
 
@@ -174,15 +174,37 @@ def test_what_the_user_wrote_is_kept() -> None:
     grid = {
         "effective_batch": 4,
         "checkpointing": ("none", ("mid_block",), "full"),
-        "quantize": ("none", "nf4"),
+        "placements": (Placement("none", "none"), Placement("none", "full"), Placement("nf4", "none")),
     }
     free = candidates(FitConfig(), start, previews=True, **grid)
-    assert len(free) == len({fit.model_dump_json() for fit in free}) == 2 * 3 * 3 * 2 * 2
-    assert len(candidates(FitConfig(), start, previews=False, **grid)) == 2 * 3 * 3
+    assert len(free) == len({fit.model_dump_json() for fit in free}) == (3 + 2 + 3) * 3 * 2 * 2
+    assert len(candidates(FitConfig(), start, previews=False, **grid)) == (3 + 2 + 3) * 3
     written = FitConfig(
         micro_batch=9, gradient_checkpointing="full", quantize="int8", vae_tiling=False, preview_offload=True
     )
-    (only,) = candidates(written, start, previews=False, **grid)
+    assert placements(written) == (Placement("int8", "none"),)
+    (only,) = candidates(written, start, previews=False, **grid | {"placements": placements(written)})
     assert only == start.replaced(
-        micro_batch=4, gradient_checkpointing="full", quantize="int8", vae_tiling=False, preview_offload=True
+        micro_batch=4,
+        gradient_checkpointing="full",
+        quantize="int8",
+        stream="none",
+        vae_tiling=False,
+        preview_offload=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({}, [("none", "none"), ("int8", "none"), ("nf4", "none")]),
+        ({"quantize": "nf4"}, [("nf4", "none")]),
+        ({"stream": 20}, [("none", 20), ("int8", 20), ("nf4", 20)]),
+        ({"stream": "none"}, [("none", "none"), ("int8", "none"), ("nf4", "none")]),
+        ({"stream": "full", "quantize": "int8"}, [("int8", "full")]),
+    ],
+)
+def test_a_base_is_streamed_only_if_the_user_wrote_so(
+    written: dict[str, object], expected: list[tuple[str, object]]
+) -> None:
+    assert list(placements(FitConfig.model_validate(written))) == expected
