@@ -101,7 +101,7 @@ def test_a_base_of_nan_is_refused_before_anything_is_trained(place: Place, capsy
     assert cli.main(words) == 2
     said = capsys.readouterr()
     require_told(said.err)
-    assert "not finite" in said.err
+    assert "returns NaN or infinity" in said.err
     assert "Step" not in said.out
     require_whole(place.folder, before)
 

@@ -280,7 +280,7 @@ def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:
     FAULTS.touched = None
     world.deliver()
     (problem,) = world.saver.now.problems
-    assert "does not read back" in problem.sentence
+    assert "the data read back differs from the data written" in problem.sentence
     assert world.saver.unsaved(world.picture(0)).keys() == {"caption"}
 
 
