@@ -243,7 +243,7 @@ def test_every_fault_of_a_file_has_its_words_and_keeps_them_across_json() -> Non
         assert "ü.png" in error.sentence and "{" not in error.sentence
         assert (crossed.sentence, crossed.remedy) == (error.sentence, error.remedy)
         assert pickle.loads(pickle.dumps(error)).values == error.values  # decoders run in processes of their own
-    with pytest.raises(KeyError, match=r"picture\.new"):
+    with pytest.raises(KeyError, match=r"image\.new"):
         findings.file_fault("image.new", Path("a"))
 
 
