@@ -135,7 +135,7 @@ def check_libraries(screen: bool) -> None:
     if missing:
         raise SetupError(
             f"the window needs libraries that are not installed: {', '.join(missing)}",
-            f"Run: {install_command(missing)}; then try again",
+            f"Install them, then try again: {install_command(missing)}",
         )
 
 

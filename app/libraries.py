@@ -52,7 +52,7 @@ def install_command(missing: Sequence[str]) -> str:
         "pacman": "sudo pacman -S qt6-base xcb-util-cursor",
     }
     found = (command for tool, command in commands.items() if shutil.which(tool))
-    return next(found, "your system's package manager to install these libraries")
+    return next(found, "use your system's package manager")
 
 
 def _loads(library: str) -> bool:

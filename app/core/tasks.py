@@ -18,7 +18,7 @@ _Each = TypeVar("_Each")
 
 _NICE = 10
 _WORK_SECONDS, _REST_SECONDS = 0.003, 0.0002
-"""Seconds of work between two rests, and seconds of a rest, in which a waiting thread can wake up.
+"""Seconds that a worker works between two rests, and seconds of each rest, which lets a waiting thread wake up.
 
 On Linux, the rests cost 10 % of a worker's speed. A coarser clock makes them longer: on Windows, a rest should take
 0.5 to 1 ms with the timer that Python has used there since 3.11. On Linux, rests of 1 ms did not delay the first
@@ -31,7 +31,7 @@ The pauses of a window that keeps painting (large screen, slow CPU) are too shor
 without these bursts, thumbnails loaded at a fifth of the usual speed.
 """
 _IDLE_RATIO = 0.25
-"""Idle time of the window thread, as a fraction of its last busy time, that starts a new yield period."""
+"""Fraction of its last busy time that the window thread must be idle before a new yield period can start."""
 _YIELD_TIMEOUT = 0.1
 """Seconds after which workers stop yielding to a busy window thread, which may itself be waiting for a worker."""
 _SWITCH_INTERVAL = 0.001 if sys.platform == "win32" else 0.0002
@@ -278,7 +278,10 @@ class Tasks:
             return None
 
     def _stuck_count(self) -> int:
-        """Return the number of workers busy for more than `_STUCK_AFTER` seconds, plus one for a spare worker."""
+        """Return the number of threads that are not available for work.
+
+        These are the workers busy for at least `_STUCK_AFTER` seconds and the spare worker, if there is one.
+        """
         return sum(taken + _STUCK_AFTER <= time.monotonic() for _, taken in self._running.values()) + self._has_spare
 
 

@@ -23,7 +23,9 @@ APP = FOLDER.parent
 def main(words: Sequence[str] | None = None) -> None:
     """Update and compile all existing translations; add one for each new language code in `words`."""
     parser = argparse.ArgumentParser("python -m app.i18n", description=(__doc__ or "").partition(":")[0] + ".")
-    parser.add_argument("codes", metavar="CODE", nargs="*", type=language, help="a language to add: de, pt_BR")
+    parser.add_argument(
+        "codes", metavar="CODE", nargs="*", type=language, help="code of a language to add, such as de or pt_BR"
+    )
     codes = parser.parse_args(words).codes
     for target in sorted({FOLDER / f"impasto_{code}.ts" for code in codes} | set(FOLDER.glob("impasto_*.ts"))):
         collect(target)

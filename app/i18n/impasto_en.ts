@@ -388,20 +388,20 @@
 <context>
     <name>RecoveredDialog</name>
     <message numerus="yes">
-        <source>Impasto stopped before it could save %n change(s). Those whose files did not change are saved now.</source>
+        <source>Impasto stopped before it could save %n change(s). Files that have not changed since are saved now.</source>
         <translation>
-            <numerusform>Impasto stopped before it could save %n change. Those whose files did not change are saved now.</numerusform>
-            <numerusform>Impasto stopped before it could save %n changes. Those whose files did not change are saved now.</numerusform>
+            <numerusform>Impasto stopped before it could save %n change. Files that have not changed since are saved now.</numerusform>
+            <numerusform>Impasto stopped before it could save %n changes. Files that have not changed since are saved now.</numerusform>
         </translation>
     </message>
 </context>
 <context>
     <name>RestoreDialog</name>
     <message numerus="yes">
-        <source>%n caption file(s) changed since Impasto first edited them.</source>
+        <source>%n caption file(s) changed since the first edit in Impasto.</source>
         <translation>
-            <numerusform>%n caption file changed since Impasto first edited them.</numerusform>
-            <numerusform>%n caption files changed since Impasto first edited them.</numerusform>
+            <numerusform>%n caption file changed since the first edit in Impasto.</numerusform>
+            <numerusform>%n caption files changed since the first edit in Impasto.</numerusform>
         </translation>
     </message>
     <message numerus="yes">

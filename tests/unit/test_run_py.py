@@ -199,7 +199,7 @@ def test_libraries_that_the_window_lacks_are_named_with_the_command(run, monkeyp
     monkeypatch.setattr(libraries.shutil, "which", lambda tool: tool if tool == "apt-get" else None)
     with pytest.raises(run.SetupError, match=r"not installed: libnowhere\.so\.1, libnever\.so\.2$") as caught:
         run.check_libraries(screen=True)
-    assert caught.value.remedy == "Run: sudo apt-get install nowhere never; then try again"
+    assert caught.value.remedy == "Install them, then try again: sudo apt-get install nowhere never"
 
 
 # --- real set-ups ---------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ _PASSED_OVER = {
 
 
 def bases_of_hub(cache: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each base in a Hub cache as (path, Hub id): a diffusers folder or .safetensors files."""
+    """Yield the bases in a Hub cache, diffusers folders and .safetensors files, each as (path, Hub id)."""
     for repository in _glob(cache, "models--*--*"):
         snapshot = _snapshot(repository)
         if snapshot is None:
@@ -53,7 +53,7 @@ def bases_of_hub(cache: Path) -> Iterator[tuple[Path, str]]:
 
 
 def own_bases() -> Iterator[tuple[Path, str]]:
-    """Yield each base that Impasto downloaded as (path, Hub id); the id is "" if it was downloaded from a link."""
+    """Yield the bases that Impasto downloaded, each as (path, Hub id); the id is "" for a download from a link."""
     folder = places.models_folder()
     yield from bases_of_hub(folder / "hub")
     yield from ((path, "") for path in _glob(folder / "links", "*/*.safetensors"))
@@ -97,7 +97,7 @@ class ModelCache:
         return build(BaseDescription, entry[2]), size
 
     def write(self, installations: Iterable[Installation]) -> None:
-        """Write the entries used in this search. Errors are ignored, since the next search would only take longer."""
+        """Write the entries used in this search. Errors are ignored: without the cache, a search only takes longer."""
         kept: dict[str, Any] = {
             "version": __version__,
             "tools": [_plain(one) for one in installations],
@@ -199,7 +199,7 @@ def _is_worth(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_junction(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a Windows junction, as Stability Matrix creates.
+    """Return whether an entry is a Windows junction; Stability Matrix creates junctions.
 
     `DirEntry.is_junction` needs Python 3.12.
     """
@@ -212,9 +212,9 @@ Share = Callable[[tuple[Installation, ...], tuple[FoundBase, ...]], None]
 
 
 class Search:
-    """One search, in this order: downloads, the user's folders, the tools found last time, and new tools.
+    """A single search: first downloads, then the user's folders, the tools found last time, and new tools.
 
-    `share` is called on the worker with everything found so far.
+    After each folder, `share` is called on the worker with everything found so far.
     """
 
     def __init__(self, roots: SearchRoots, folders: Iterable[Path], stopped: Callable[[], bool], share: Share) -> None:

@@ -60,11 +60,11 @@ class Installation:
     tool: Tool
     folder: Path
     bases: tuple[Path, ...] = ()
-    """Existing folders to search for bases, and bases that its settings name."""
+    """Existing folders to search for bases, and individual bases that the tool's settings name."""
     loras: tuple[Path, ...] = ()
-    """Existing folders that it loads LoRAs from; new LoRAs are copied to the first one."""
+    """Existing folders that the tool loads LoRAs from; new LoRAs are copied to the first one."""
     within: tuple[Path, ...] = ()
-    """Folders where it installs other tools."""
+    """Folders where the tool installs other tools."""
 
 
 def recognize(folder: Path) -> Installation | None:
@@ -135,7 +135,10 @@ def _comfy(folder: Path, names: frozenset[str]) -> Installation | None:
 
 
 def _comfy_paths(config: Path) -> dict[str, list[Path]]:
-    """Return ComfyUI's extra folders by kind, resolved against the section's base_path or else the file's folder."""
+    """Return the extra folders in a ComfyUI configuration file, by kind of model.
+
+    Relative paths start at the section's base_path or, if it has none, at the folder of the file.
+    """
     found: dict[str, list[Path]] = {}
     for section in map(_as_table, _yaml_table(config).values()):
         base = section.get("base_path")

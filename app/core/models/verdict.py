@@ -138,7 +138,7 @@ Place = Literal["nowhere", "here", "link", "hub"]
 
 @dataclass(frozen=True, slots=True)
 class BaseVerdict:
-    """Verdict on a value of `base.model`; `place` is where the base is: "here" means on this PC."""
+    """Verdict on a value of `base.model`; `place` is where the base is, such as "here" for this PC."""
 
     text: str
     place: Place
@@ -198,7 +198,10 @@ def _broken_rule(text: str) -> str:
 
 
 def _describe_link(link: str) -> BaseDescription:
-    """Return a problem if a link leads to a web page or an unsupported file; the download reports all others."""
+    """Describe the problem if a link leads to a web page or to an unsupported file.
+
+    All other problems of a link are only found and reported by the download.
+    """
     parts = urlsplit(link)
     if parts.hostname in ("huggingface.co", "hf.co") and "/blob/" in parts.path:
         right = link.replace("/blob/", "/resolve/", 1)

@@ -27,7 +27,7 @@ _CHOICES_TO_MAKE: Mapping[str, tuple[str, str]] = {
     "dataset": ("dataset.folders", _ADD_IMAGES),
     "dataset.folders": ("dataset.folders", _ADD_IMAGES),
 }
-"""For keys that are empty in a new job: the setting, and the request that the window shows instead of an error."""
+"""Setting to choose and request to show instead of an error, by the key that is missing from a new job."""
 _NOT_DOWNLOADED = QT_TRANSLATE_NOOP(
     "Preflight",
     "The base's family is unknown until the base is downloaded. "
@@ -38,14 +38,14 @@ _IN_THE_APP: Mapping[str, tuple[str, str]] = {
     "run.folder": ("output.runs", QT_TRANSLATE_NOOP("Preflight", "Choose a folder you can write to.")),
     "run.room": (
         "output.runs",
-        QT_TRANSLATE_NOOP("Preflight", "Free space on that disk, or choose a folder on another one."),
+        QT_TRANSLATE_NOOP("Preflight", "Free up space on that disk, or choose a folder on another one."),
     ),
     "gpu.none": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another GPU above to plan for.")),
     "job.invalid": ("", _FIX_FIRST),
     "job.toml": ("", _FIX_FIRST),
     "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or create a new one.")),
 }
-"""By error code: the setting and the remedy that replace the engine's remedy, which mentions commands and keys."""
+"""Setting at fault and the app's remedy, by error code; the engine's own remedy mentions commands and keys."""
 _UNUSUAL = QT_TRANSLATE_NOOP("Preflight", "Unusual value; please check.")
 
 
@@ -89,7 +89,10 @@ class AnsweredPlan:
         return self.forecast.decisive
 
     def reserved(self, reserved: int) -> int:
-        """Return `reserved`, limited to the budget if the run fits: it frees cached blocks to stay within it."""
+        """Return `reserved`, limited to the budget if the run fits.
+
+        Such a run frees cached blocks to stay within the budget.
+        """
         return min(reserved, self.forecast.budget) if self.forecast.fits else reserved
 
     @property
@@ -111,7 +114,7 @@ class PlanAnswer:
     """The best plan that fits; None if nothing fits."""
     faster: AnsweredPlan | None
     missing: int
-    """Bytes by which `faster` exceeds the free memory or, without a pick, by which `smaller` does."""
+    """Bytes by which `faster` exceeds the free memory; if nothing fits, those by which `smaller` exceeds it."""
     memory_advice: MemoryAdvice | None
     """How to free the missing bytes; None if nothing is missing."""
     smaller: AnsweredPlan | None

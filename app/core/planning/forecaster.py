@@ -54,7 +54,7 @@ class Forecaster:
         self.changed: Emitter[None] = Emitter()
         """Emitted when an attribute other than `gpus` and `gpu_error` changes."""
         self.gpus_read: Emitter[None] = Emitter()
-        """Emitted when `gpus` or `gpu_error` has been read."""
+        """Emitted when this PC's GPUs have been read or could not be read; see `gpus` and `gpu_error`."""
         self.answer: PlanAnswer | None = None
         """The last forecast for the device that training will use, kept while a newer one is computed."""
         self.compared: PlanAnswer | None = None
@@ -94,7 +94,10 @@ class Forecaster:
         return max(self.gpus or (), key=lambda gpu: gpu.free_bytes, default=None)
 
     def mark_outdated(self) -> None:
-        """Mark the current answer, even one still being computed, as outdated before the new request is sent."""
+        """Mark the current answer, even one still being computed, as outdated.
+
+        Call it as soon as the job or the chosen GPU changes; the new request follows later.
+        """
         self._outdated, self.settled = True, False
         if self.answer is not None and not self.stale:
             self.stale = True
@@ -118,7 +121,7 @@ class Forecaster:
             self._set_state("idle")
 
     def clear(self) -> None:
-        """Drop the answers when there is no job."""
+        """Stop the server and drop the answers, which belong to a job that is no longer shown."""
         self.stop()
         self.answer, self.compared, self.stale, self.settled = None, None, False, False
         self._set_state("idle")
@@ -235,5 +238,5 @@ def _not_understood(reason: str) -> ImpastoError:
     return ImpastoError(
         "forecast.answer",
         f"Could not read the planner's answer ({reason[:200]}).",
-        "Restart Impasto, which may have been updated while it ran.",
+        "Restart Impasto, which may have been updated while it was running.",
     )

@@ -107,7 +107,7 @@ class CostEstimates:
         self._next()
 
     def _on_ended(self, words: str) -> None:
-        """Store the planner's last message as the problem; no retry, as the same request would fail again."""
+        """Store the planner's last message as the problem; do not retry, as the request would fail again."""
         if self._requested is not None:
             last = words.splitlines()[-1] if words else "The planner stopped unexpectedly."
             self._store(CostEstimate(None, problem=last))

@@ -22,7 +22,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 _-"
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Proposed replacement for `text[start:end]` of a query; `images` is the number of images with a proposed tag."""
+    """Proposed replacement for `text[start:end]` of a query; for a tag, `images` is how many images have it."""
 
     text: str
     start: int

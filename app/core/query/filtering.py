@@ -26,7 +26,10 @@ _MAX_RECENT = 30
 
 
 class FilterTarget(Protocol):
-    """The part of `app.core.session.View` that the filter uses; `session` is built on this module, not the reverse."""
+    """The part of `app.core.session.View` that the filter uses.
+
+    Importing `View` itself would be circular, since `session` imports this module.
+    """
 
     ids: list[int]
     selected: frozenset[int]

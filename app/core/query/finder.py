@@ -22,9 +22,9 @@ from app.core.tasks import Tasks
 # When more images than this change at once, updating a column would block the window: it is rebuilt on demand.
 _MAX_UPDATE = 2000
 _MAX_EXAMINED = 20_000
-"""Number of images examined at once, in about 10 ms; examining all 100,000 blocked the window for 60 ms."""
+"""Maximum number of images examined at once; takes about 10 ms. All 100,000 would block the window for 60 ms."""
 _MAX_REQUESTED = 2000
-"""Maximum number of captions requested at once; a low limit wastes less counting if captions are edited."""
+"""Maximum number of captions requested at once; a low limit wastes less work if they are edited."""
 _CAPTION = frozenset({"caption", "file"})
 # Keys answered by a lookup instead of a search. They are evaluated first, so the others search fewer images.
 _LOOKED_UP = frozenset({"tag", "caption", "dup"})
@@ -427,7 +427,11 @@ class Finder:
 
 
 def _union(answers: list[Matches]) -> Matches:
-    """Return the union of matches; for complements, this intersects the ids that they exclude."""
+    """Return the union of several matches.
+
+    If any of them are complements, so is the union: it excludes the ids that all complements exclude and no other match
+    contains.
+    """
     excluded = [found.ids for found in answers if found.others]
     named = sorted((found.ids for found in answers if not found.others), key=len)
     if excluded:
@@ -461,7 +465,10 @@ def _with_slashes(text: str) -> str:
 
 
 def _cost(node: Node) -> int:
-    """Return the evaluation order of a part of a conjunction: lookups, then searches, groups and token counts."""
+    """Return the sort key by which the parts of a conjunction are evaluated, the cheapest first.
+
+    Lookups come first, then searches, groups, and token counts.
+    """
     if isinstance(node, Not):
         return _cost(node.part) + 1
     if isinstance(node, Term):

@@ -110,7 +110,7 @@ KEYS: dict[str, QueryKey] = {
 
 
 class QueryProblem(NamedTuple):
-    """One error in a query: its position, a sentence and what to write instead."""
+    """One error in a query: its position, a sentence that explains it, and what to write instead."""
 
     sentence: str
     remedy: str

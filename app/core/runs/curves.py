@@ -62,16 +62,16 @@ def between(steps: Values, first: float, last: float) -> slice:
 
 
 def shown(steps: Values, values: Values, first: float, last: float) -> Values:
-    """Return the known values between two steps, to choose an axis range; sampled if there are very many."""
+    """Return the known values between two steps, for choosing an axis range; if there are very many, a sample."""
     part = values[between(steps, first, last)]
     part = part[:: max(1, len(part) // _SAMPLE)]
     return part[np.isfinite(part)]
 
 
 def peaks(steps: Values, values: Values, first: float, last: float, columns: int) -> tuple[Values, Values]:
-    """Return the lowest and highest value of each column between two steps, as two points each.
+    """Divide the steps from `first` to `last` into `columns` and return the extremes of each column.
 
-    Returns all points if there are few.
+    Each column yields two points, its lowest and its highest value. Returns all points if there are few.
     """
     steps, values, starts = _columns(steps, values, first, last, columns)
     if starts is None:
@@ -81,7 +81,7 @@ def peaks(steps: Values, values: Values, first: float, last: float, columns: int
 
 
 def means(steps: Values, values: Values, first: float, last: float, columns: int) -> tuple[Values, Values]:
-    """Return the mean of the known values of each column between two steps.
+    """Divide the steps from `first` to `last` into `columns` and return the mean of each column's known values.
 
     Returns all points if there are few.
     """
@@ -97,9 +97,10 @@ def means(steps: Values, values: Values, first: float, last: float, columns: int
 def _columns(
     steps: Values, values: Values, first: float, last: float, columns: int
 ) -> tuple[Values, Values, NDArray[np.intp] | None]:
-    """Return the points between two steps and the start index of each column; None if all points can be drawn.
+    """Return the steps and values of the points between two steps, and the index of each column's first point.
 
-    Columns start at multiples of their width, which keeps their points the same while the user scrolls.
+    The indexes are None if there are few enough points to draw them all. Columns start at multiples of their width,
+    which keeps their points the same while the user scrolls.
     """
     part = between(steps, first, last)
     steps, values = steps[part], values[part]

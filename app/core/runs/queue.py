@@ -38,7 +38,7 @@ class QueueState:
 
     @property
     def stuck_count(self) -> int:
-        """Return the number of entries that will not continue on their own after a restart or the worker's end."""
+        """Return the number of entries that will not run until the user resumes the queue, or 0 if it is held."""
         if self.reading.held:
             return 0
         stuck = ("interrupted",) if self.working else ("interrupted", "waiting")
@@ -51,7 +51,10 @@ class QueueState:
 
 
 class QueueManager:
-    """Manager of the queue, which a worker reads and edits in order. Use it only from the thread that created it."""
+    """Manager of the queue: reads and edits it on a background thread, one operation at a time.
+
+    Use it only from the thread that created it.
+    """
 
     def __init__(self, post: Post, queue: Queue | None = None) -> None:
         self.queue = queue or Queue()
@@ -131,7 +134,7 @@ class QueueManager:
         self._ask(lambda: self.queue.stop(name), works=self._runs(name))
 
     def withdraw(self, name: str) -> None:
-        """Withdraw a pause or stop that the run has not read yet."""
+        """Withdraw a pause or stop command that the run has not read yet."""
         self._ask(lambda: self.queue.withdraw(name))
 
     def move(self, name: str, before: str | None) -> None:
@@ -147,7 +150,7 @@ class QueueManager:
         self._ask(self.queue.clear)
 
     def duplicate(self, name: str) -> None:
-        """Append an entry's job to the queue again, read from its current file."""
+        """Append an entry's job to the queue again, as its job file is now."""
         entry = self.entry(name)
         if entry is not None and entry.job is not None:
             self.start(entry.job)

@@ -41,7 +41,7 @@ _SIDE_PHASES = ("validate", "preview", "checkpoint", "save")
 
 @dataclass(slots=True)
 class RunRemark:
-    """An event worth showing, which may have repeated."""
+    """An event worth showing, and how often it occurred."""
 
     event: events.Event
     """First occurrence."""
@@ -69,7 +69,10 @@ class Remarks:
             self.all.append(RunRemark(event, kind))
 
     def _former(self, event: events.Event) -> RunRemark | None:
-        """Return the remark that an event repeats, or None; attempts repeat notices about the base and settings."""
+        """Return the earlier remark that an event repeats, or None.
+
+        Notices are compared with all remarks, since each attempt repeats those about the base and settings.
+        """
         if isinstance(event, events.Notice):
             same = (one for one in self.all if isinstance(one.event, events.Notice))
             return next((one for one in same if one.event.sentence == event.sentence), None)  # type: ignore[attr-defined]
@@ -385,7 +388,10 @@ class GpuMonitor:
 
 
 def gpu_of(run: Run, found: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU of a run, found by its process, else by its forecast, else as the only GPU; or None."""
+    """Return the GPU of a run: the one that its process uses, else the one named in its forecast, else the only one.
+
+    Returns None if there are several GPUs and none of them matches.
+    """
     pid = run.progress.pid
     by_process = (gpu for gpu in found if any(use.pid == pid for use in gpu.uses))
     by_name = (gpu for gpu in found if run.forecast and gpu.name == run.forecast.gpu)

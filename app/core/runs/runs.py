@@ -54,7 +54,7 @@ class Runs:
             self._looking.run(lambda: self._read(shown), self._take, kept=False)
 
     def open(self, path: Path) -> Run:
-        """Return the shared watcher of a run, until it is closed, and add the run to the list."""
+        """Return the watcher of a run, which all callers share until it is closed; add the run to the list."""
         path = path.absolute()
         run = self._open.get(path)
         if run is None or run.closed:

@@ -98,7 +98,10 @@ class Series:
                 self.marks.append(Mark("out_of_memory", event.step, event.module))
 
     def best_step(self) -> int | None:
-        """Return the step with the lowest validation loss, or None; like the engine, ignore step 0, before training."""
+        """Return the step with the lowest validation loss, or None.
+
+        Like the engine, ignore step 0, which is measured before training.
+        """
         measured = zip(self.held_out.steps, self.held_out.values, strict=True)
         return lowest({int(step): loss for step, loss in measured if step > 0})
 

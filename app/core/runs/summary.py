@@ -15,7 +15,7 @@ from trainer.protocol.files import long_path
 from trainer.protocol.run_directory import RunDirectory, newest_step
 
 State = Literal["new", "running", "paused", "stopped", "done", "failed", "interrupted", "unknown"]
-"""State of `RunDirectory.state`, or "unknown" if the folder cannot be read."""
+"""Value of `RunDirectory.state`, or "unknown" if the folder cannot be read."""
 Missing = Literal["gone", "unreachable"]
 """Gone: only the run's folder is missing. Unreachable: its parent is missing too, as on a removed disk."""
 
@@ -45,7 +45,7 @@ class RunSummary:
     problem: str = ""
     """Sentence that explains why the folder cannot be read, or ""."""
     missing: Missing | None = None
-    """In which way the folder is missing; None if it exists."""
+    """Why the folder cannot be found; None if it exists."""
     kept: int | None = None
     """Step of an interrupted run's last checkpoint; None if there is none."""
     status_fault: str = ""

@@ -117,7 +117,7 @@ class DeferredWriter:
                 self._on_written(fault)
 
     def _on_written(self, fault: OSError | None) -> None:
-        """Handle a failed write, or the first success after one (None). Runs on the writing thread."""
+        """Handle a failed write or, if `fault` is None, the first success after one. Runs on the writing thread."""
 
     def _put(self, text: str) -> OSError | None:
         try:
@@ -148,7 +148,7 @@ class DurableWriter(DeferredWriter):
         super().__init__(path, f"the {what}", durable=True)
         self.post = post
         self.failed: Emitter[ImpastoError] = Emitter()
-        """Emitted when the content could not be saved; it applies until the app closes."""
+        """Emitted when the content could not be saved; until the app closes, the unsaved content still applies."""
         self.resolved: Emitter[ImpastoError] = Emitter()
         """Emitted with the error last passed to `failed` when it is fixed or replaced by a new one."""
         self._code, self._content = code, what

@@ -23,7 +23,7 @@ _RENAMED_COMMANDS = {
     "presets.save_picture": "presets.save_image",
     "samples.beside": "samples.side_by_side",
 }
-"""Current ids of commands, by the ids that 0.1.0 stored; those of the Images page are renamed by their first part."""
+"""Current ids of commands, by the ids that 0.1.0 stored; `_current_id` also renames all that start with "pictures."."""
 
 
 class PreferenceGroup(BaseModel):
@@ -70,7 +70,7 @@ class Appearance(PreferenceGroup):
 
 
 class StartupPreferences(PreferenceGroup):
-    """Actions when the app starts."""
+    """What the app does when it starts."""
 
     reopen: bool = choice(
         True,
@@ -86,7 +86,7 @@ class Judging(PreferenceGroup):
     """
 
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=64)
-    """Training resolution in pixels; None if the base decides."""
+    """Training resolution in pixels; None for the default of the base."""
     tokens: int = Field(default=75, ge=75, le=225, multiple_of=75)
     """Number of caption tokens that training reads."""
     lines: Literal["caption", "variants"] = "caption"

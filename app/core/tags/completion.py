@@ -180,7 +180,10 @@ def _merged(words: Iterable[Word]) -> Iterator[Word]:
 
 
 def _csv_word(line: str) -> Word | None:
-    """Parse a line into a word, or return None; parsing single lines limits the effect of a stray quote."""
+    """Return the word in a line, or None if the line is not valid.
+
+    Lines are parsed one at a time: a stray quote then affects only its own line.
+    """
     try:
         name, *rest = next(csv.reader([line], skipinitialspace=True, strict=True))
     except csv.Error:
@@ -329,5 +332,5 @@ def style_of(tags: Collection[str]) -> Style:
 
 
 def _with_other_spaces(typed: str) -> str:
-    """Return the text with underscores replaced by spaces or, if it has none, spaces by underscores."""
+    """Return the text with its underscores replaced by spaces; if it has no underscores, do the reverse."""
     return typed.replace("_", " ") if "_" in typed else typed.replace(" ", "_")

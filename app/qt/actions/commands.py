@@ -152,7 +152,10 @@ class Commands(QObject):
         self._menus: dict[Menu, QMenu] = {}
         self._own = own or {}
         self._scheduled = False
-        """Whether a refresh is scheduled, by a queued signal: building pages in the background would delay a timer."""
+        """Whether a refresh is scheduled.
+
+        A queued signal runs it, since a timer would be delayed while pages are built in the background.
+        """
         self._requested.connect(self._refresh, Qt.ConnectionType.QueuedConnection)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:

@@ -122,7 +122,10 @@ class CommandPalette(QDialog):
 
 
 def _score_of(typed: str, command: CommandAction) -> int | None:
-    """Return twice the title's score; if the title does not match, that of menu and title; None if neither does."""
+    """Return twice the score of the title or, if the title does not match, the score of "menu title".
+
+    Returns None if neither matches.
+    """
     title = score(typed, command.text())
     return title * 2 if title is not None else score(typed, f"{command.group} {command.text()}")
 

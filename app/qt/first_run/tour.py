@@ -135,7 +135,8 @@ STEPS = (
         QT_TRANSLATE_NOOP("Tour", "Start"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "On a GPU, you see memory and time before training starts; the demo trains on the CPU for a few minutes. "
+            "On a GPU, you see how much memory and time training needs before it starts. "
+            "The demo trains on the CPU for a few minutes. "
             "Training continues when you close this window, and can be resumed after a crash.",
         ),
         "show_job",

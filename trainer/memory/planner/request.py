@@ -93,7 +93,7 @@ def _too_little(code: str, folder: Path, free: int, need: int, what: str) -> Run
     return RunError(
         code,
         f"The disk of {folder} has {size(free)} free, but this run writes at least {size(need)} there ({what}).",
-        f"Free space on that disk, or choose a folder on another one {_NAMED_BY[code]}.",
+        f"Free up space on that disk, or choose a folder on another one {_NAMED_BY[code]}.",
     )
 
 

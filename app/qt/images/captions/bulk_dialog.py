@@ -223,7 +223,7 @@ class RepeatedForm(Form):
 
     def build(self) -> None:
         """Add the controls."""
-        self._add_note(self.tr("Keeps the first of each tag that occurs more than once in a caption."))
+        self._add_note(self.tr("Keeps only the first occurrence of each tag in a caption."))
 
     def title(self) -> str:
         """Return the operation's name."""

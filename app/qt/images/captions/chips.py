@@ -61,19 +61,19 @@ class ChipData:
 class Chip(QAbstractButton):
     """Chip for one tag.
 
-    A click or the arrow keys select it, Delete or the cross removes the tag, Enter or a double click edits it. On a
-    mixed chip, Enter or the plus sign adds the tag to the other captions.
+    A click or the arrow keys select the chip. Delete or the cross removes the tag; Enter or a double click edits it. On
+    a mixed chip, Enter or the plus sign adds the tag to the other captions.
     """
 
     remove_requested = Signal()
     edit_requested = Signal()
     add_requested = Signal()
     stepped = Signal(int)
-    """The user pressed this `Qt.Key` to move to another chip: an arrow key, Home or End."""
+    """Emitted when the user presses a key that moves to another chip (arrow, Home or End), with its `Qt.Key`."""
     carried = Signal(int)
-    """The user moved the tag with the keyboard, by -1 or 1."""
+    """Emitted when the user moves the tag with the keyboard, by -1 or 1."""
     dragged = Signal(QPoint)
-    """The user is dragging the tag; the argument is the position on the board."""
+    """Emitted while the user drags the tag, with the position on the board."""
     dropped = Signal(QPoint)
 
     def __init__(self, board: QWidget) -> None:
@@ -285,9 +285,9 @@ class ChipBoard(QWidget):
     edited = Signal(int, str)
     added = Signal(int)
     moved = Signal(int, int)
-    """The user moved the tag from the first index to the second."""
+    """Emitted when the user moves a tag, with its old and new index."""
     left = Signal()
-    """The user moved past the last chip; the focus should go to the field below."""
+    """Emitted when the user moves past the last chip; the focus should go to the field below."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -41,7 +41,7 @@ AT_ONCE = 500
 _CHIP_LIMIT = 120
 """Maximum number of chips shown at first; creating one takes about 0.2 ms."""
 _TYPING_MS = 1500
-"""Milliseconds without typing after which more typing becomes a new undo step."""
+"""Milliseconds without typing after which further typing starts a new undo step."""
 _GATHER_MS = 40
 
 
@@ -449,7 +449,7 @@ class CaptionEditor(QWidget):
             self._session.history.do(Edit(name, (ValueChange(image.id, "caption", image.caption, text),)))
 
     def _edit_all(self, make: Callable[[Sequence[SnapshotCaption]], Edit], nothing: str = "") -> None:
-        """Compute an edit of all captions with `make` and apply it; show `nothing` if it changes nothing.
+        """Compute an edit of all captions in the editor with `make` and apply it; show `nothing` if it is empty.
 
         A worker computes edits of more than `AT_ONCE` captions, unless the window is closing.
         """

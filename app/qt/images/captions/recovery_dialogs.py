@@ -96,7 +96,7 @@ class RestoreDialog(QDialog):
         return str(self.datasets.currentData() or "")
 
     def _on_dataset_changed(self) -> None:
-        """Hide the previous dataset's error and compare the selected dataset."""
+        """Hide the previous dataset's error and compare the selected dataset with its originals."""
         self.fault.hide()
         self._compare()
 
@@ -125,10 +125,10 @@ class RestoreDialog(QDialog):
         self._session.tasks.run(compare, while_alive(self, done), handle_only(OSError, while_alive(self, failed)))
 
     def _on_compared(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
-        words = self.tr("%n caption file(s) changed since Impasto first edited them.", "", len(rows))
+        words = self.tr("%n caption file(s) changed since the first edit in Impasto.", "", len(rows))
         words += " " + self.tr("Each row shows the current caption above the original.")
         words += " " + self.tr("The current version is kept as a backup.")
-        self.intro.setText(words if rows else self.tr("All captions are unchanged since before Impasto."))
+        self.intro.setText(words if rows else self.tr("All captions are the same as before the first edit in Impasto."))
         self._show(rows)
 
     def _show(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
@@ -180,7 +180,10 @@ class RestoreDialog(QDialog):
         self._compare()
 
     def _show_error(self, fault: OSError, remedy: str) -> None:
-        """Show an error with its remedy, since restoring, unlike saving an edit, is not retried automatically."""
+        """Show an error with this remedy.
+
+        The remedy given by `refusal` promises that saving is retried, which does not apply to restoring.
+        """
         reason = refusal(fault, Path(self.root))
         self.fault.setText(full_message(DatasetError(reason.code, reason.sentence, remedy)))
         self.fault.show()
@@ -273,7 +276,7 @@ class ConflictsDialog(QDialog):
             QTimer.singleShot(0, self, self.accept)
 
     def _build(self) -> None:
-        words = self.tr("You and another program changed these. Nothing was overwritten.")
+        words = self.tr("You and another program changed the same values. Nothing was overwritten.")
         intro = QLabel(words + " " + self.tr("Whatever you choose, the version on disk is kept as a backup."))
         intro.setWordWrap(True)
         self.list.setAccessibleName(self.tr("Conflicts"))
@@ -388,7 +391,7 @@ class RecoveredDialog(QDialog):
         self.resize(760, 460)
         requests = session.saver.recovered
         words = self.tr(
-            "Impasto stopped before it could save %n change(s). Those whose files did not change are saved now.",
+            "Impasto stopped before it could save %n change(s). Files that have not changed since are saved now.",
             "",
             len(requests),
         )

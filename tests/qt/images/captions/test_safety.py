@@ -303,7 +303,7 @@ def test_what_hinders_restoring_is_said_and_what_is_left_is_listed(window, edito
     assert "changes are kept" not in dialog.fault.text() and dialog.datasets.isEnabled()
     assert session.history.undo_name != "Restore 2 original captions"
     click(qtbot, dialog.all)
-    qtbot.waitUntil(lambda: "unchanged since before" in dialog.intro.text())
+    qtbot.waitUntil(lambda: "the same as before" in dialog.intro.text())
     assert not dialog.fault.isVisible()
     dialog.reject()
 
@@ -360,7 +360,7 @@ def test_originals_are_restored_by_picture_and_all(window, editor, session, fold
     assert on_disk(folder, "b") == CAPTIONS["b"]
     assert on_disk(folder, "a") == "new a"
     click(qtbot, dialog.all)
-    qtbot.waitUntil(lambda: "unchanged since before" in dialog.intro.text())
+    qtbot.waitUntil(lambda: "the same as before" in dialog.intro.text())
     assert not (folder / "d.txt").exists()
     qtbot.waitUntil(lambda: captions(session) == CAPTIONS)
     select(session, "a")
