@@ -17,7 +17,7 @@ _REMEDY = "Restart the computer; if that does not help, install the newest drive
 _BROKEN = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "it is installed but not running",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "it was updated, and the old one is still running",
-    pynvml.NVML_ERROR_NO_PERMISSION: "this user has no permission to use it",
+    pynvml.NVML_ERROR_NO_PERMISSION: "this user doesn't have permission to use it",
     pynvml.NVML_ERROR_GPU_IS_LOST: "a GPU no longer responds",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "its library is damaged or far too old",
 }

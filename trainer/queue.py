@@ -238,7 +238,7 @@ def _left(reading: QueueSnapshot) -> bool:
 
 
 def _is_unread(sent: Path) -> bool:
-    """Return whether a command will never be carried out: it was sent to an earlier attempt, or withdrawn."""
+    """Return whether a command will never be carried out, because it was withdrawn or sent to an earlier attempt."""
     answer = commands.answer(sent)
     return answer is not None and answer.outcome in ("void", "withdrawn")
 
@@ -271,8 +271,8 @@ OnRunFolder = Callable[[Path], None]
 def run_entry(name: str, work: Callable[[OnRunFolder], int]) -> int:
     """Run an entry of the user's queue by calling `work`, record how it ends, and return the exit code.
 
-    The locks of the entry and its device are held until then, so that other processes see that the engine is alive
-    even if its worker is gone. Raises RunError if another engine runs the entry, and whatever `work` raises.
+    The locks of the entry and its device are held while `work` runs, so that other processes see that the engine is
+    alive even if its worker is gone. Raises RunError if another engine runs the entry, and whatever `work` raises.
     """
     queue = Queue()
     with queue.engine(name):
@@ -309,14 +309,14 @@ def _note_run(queue: Queue, name: str, run: Path) -> None:
 
 
 def _early_end(entry: Entry, started: float) -> tuple[State, str]:
-    """Return the state and problem of an entry whose engine ended early, on request or because of the system."""
+    """Return the state and problem of an entry that a stop or pause request, or the operating system, ended early."""
     run = RunDirectory(entry.run) if entry.run else None
     status = run.read_status() if run else None
     if entry.wish == "stop" or (status and status.state == "stopped"):
         return "stopped", ""
     if entry.wish == "pause" or (run and _was_pause_requested(run, started)):
         return "paused", ""
-    return "interrupted", "The system ended the run, for example at a shutdown; all its work is saved."
+    return "interrupted", "The system ended the run, for example during shutdown; all its work is saved."
 
 
 def _was_pause_requested(run: RunDirectory, started: float) -> bool:

@@ -40,7 +40,7 @@ def quick_imports() -> Iterator[None]:
 
 @contextmanager
 def deferred_compilation() -> Iterator[None]:
-    """Make `torch.compile` within the block defer compiling a function until the function is first called.
+    """Defer `torch.compile` for functions that are defined within the block until their first call.
 
     bitsandbytes decorates four CPU functions that hardly any run calls, and loads the whole compiler for them at
     import, which takes seconds. The compiled functions and their options stay the same.
@@ -57,7 +57,10 @@ def deferred_compilation() -> Iterator[None]:
 
 
 def _deferring(compile_now: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for `torch.compile` (also as a decorator) that defers compiling functions, not modules."""
+    """Return a replacement for `torch.compile` that compiles modules at once, but functions at their first call.
+
+    Like `torch.compile`, it can be used as a decorator.
+    """
 
     def compile_later(model: object = None, **options: Any) -> Any:
         if model is None:

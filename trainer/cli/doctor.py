@@ -122,7 +122,7 @@ def check_context(gpu: Gpu, context_bytes: int, desktop_bytes: int) -> DoctorChe
         return DoctorCheck("ok", sentence)
     usual = words.size(max(0, gpu.total_bytes - desktop_bytes - context_bytes))
     return DoctorCheck(
-        "doubtful", f"{sentence} (typically {usual})", "Close other programs that use it before training."
+        "doubtful", f"{sentence} (typically {usual})", "Before training, close other programs that use the GPU."
     )
 
 
@@ -187,7 +187,7 @@ def add_commands(commands: Commands) -> None:
     """Define the command and its arguments."""
     what = "check whether this PC can train"
     doctor = add_command(commands, "doctor", what, run_doctor)
-    doctor.add_argument("--quick", action="store_true", help="skip the self test, which imports PyTorch")
+    doctor.add_argument("--quick", action="store_true", help="skip the self-test, which imports PyTorch")
     doctor.add_argument("--json", action="store_true", help="print each check as a JSON line, for scripts")
 
 
@@ -334,17 +334,17 @@ def _run_self_test(found: list[Gpu]) -> Iterator[DoctorCheck]:
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=_SELF_TEST_SECONDS
         )
     except subprocess.TimeoutExpired:
-        yield DoctorCheck("broken", f"The self test did not finish within {_SELF_TEST_SECONDS} seconds", _REBUILD)
+        yield DoctorCheck("broken", f"The self-test did not finish within {_SELF_TEST_SECONDS} seconds", _REBUILD)
         return
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it stopped unexpectedly"])[-1]
         yield DoctorCheck("broken", f"PyTorch does not work: {last} (exit code {done.returncode})", _REBUILD)
         return
     result = parse_json(done.stdout.splitlines()[-1])
-    yield DoctorCheck("ok", f"Self test: PyTorch computes on {', '.join(['the CPU', *result['gpus']])}")
+    yield DoctorCheck("ok", f"Self-test: PyTorch computes on {', '.join(['the CPU', *result['gpus']])}")
     full = result.get("full", [])
     for name in full:
-        sentence = f"Self test: {name} was not tested, because it has no free memory"
+        sentence = f"Self-test: {name} was not tested, because it has no free memory"
         yield DoctorCheck("doubtful", sentence, "Close other programs that use it, then run `doctor` again.")
     if (count := len(result["gpus"]) + len(full)) < len(found):
         seen = words.counted(count, "GPU", "GPUs")
@@ -353,4 +353,4 @@ def _run_self_test(found: list[Gpu]) -> Iterator[DoctorCheck]:
         remedy = f"8-bit optimizers and quantized bases need it. {_REBUILD}"
         yield DoctorCheck("doubtful", f"bitsandbytes does not work: {result['bitsandbytes']}", remedy)
     else:
-        yield DoctorCheck("ok", "Self test: the 8-bit optimizer of bitsandbytes works")
+        yield DoctorCheck("ok", "Self-test: the 8-bit optimizer of bitsandbytes works")

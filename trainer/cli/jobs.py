@@ -63,7 +63,7 @@ def add_commands(commands: Commands) -> None:
     resume.add_argument(
         "--steps",
         type=positive,
-        help="total steps, to train longer; the LoRA saved so far is kept",
+        help="new total number of steps, to train longer; the LoRA saved so far is kept",
     )
     resume.add_argument(
         "--schedule",

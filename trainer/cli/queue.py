@@ -43,7 +43,7 @@ def add_commands(commands: Commands) -> None:
 
     add = add_command(inner, "add", "add a snapshot of a job, or a run to continue, to the end", run_add)
     add.add_argument("what", metavar="JOB|RUN", help="a job.toml, or the name or folder of a run")
-    add.add_argument("--steps", type=positive, help="for a run: total steps, to train longer")
+    add.add_argument("--steps", type=positive, help="for a run: new total number of steps, to train longer")
     add.add_argument("--before", metavar="ID", help="put it before this entry instead of at the end")
     add.add_argument(
         "--after", metavar="TIME", type=moment, help="don't start earlier: 22:30, 2026-11-22T22:30, or +2h30m"

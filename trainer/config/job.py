@@ -64,7 +64,7 @@ class DatasetConfig(Section):
             if where in first:
                 yield (
                     f"folders.{number}.path",
-                    f"is the same folder as folders.{first[where]}; use repeats to show it more often",
+                    f"is the same folder as folders.{first[where]}; use repeats to train on it more often",
                 )
             first.setdefault(where, number)
         if all(folder.kind != "train" for folder in self.folders):

@@ -110,7 +110,7 @@ def _why(path: Path, error: OSError | ValueError) -> str:
     if error.errno == errno.ENAMETOOLONG:
         return "the path is too long"
     if isinstance(error, PermissionError):
-        return "you have no permission to read it"
+        return "you don't have permission to read it"
     return error.strerror or str(error)
 
 
@@ -118,7 +118,7 @@ def _remedy(path: Path, kind: FileKind) -> str:
     within = path / f"{kind.word}.toml"
     with suppress(OSError):
         if within.is_file():
-            return f"Use the file in this folder: {within}"
+            return f"Use the file inside it: {within}"
     return kind.missing
 
 

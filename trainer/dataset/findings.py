@@ -212,7 +212,7 @@ FILE_FAULTS: Mapping[str, Rule] = {
     ),
     "image.missing": Rule("error", "{file} does not exist.", "Put the image back, or check the dataset again."),
     "image.unusable": Rule("error", "{file} cannot be used: {reason}.", "Move it out of the dataset's folder."),
-    "image.forbidden": Rule("error", "You have no permission to read {file}.", "Change the file's permissions."),
+    "image.forbidden": Rule("error", "You don't have permission to read {file}.", "Change the file's permissions."),
     "image.empty": Rule("error", "{file} is empty (0 bytes).", "Copy the image again, or remove it."),
     "image.jpeg_xl": Rule(
         "error",

@@ -46,7 +46,7 @@ ReleasePoint = Literal["cache_pictures", "cache_texts", "load", "quantise", "dra
 """Part of a run after which cached memory is returned to the driver; the part's memory trace has the same name."""
 
 RELEASE_POINTS: frozenset[str] = frozenset(get_args(ReleasePoint))
-"""All release points; elsewhere a run returns cached memory only if memory runs out or it records CUDA graphs."""
+"""All release points. Otherwise, a run returns cached memory only when memory runs out or a CUDA graph is captured."""
 
 AT_START: tuple[DuringRun, ...] = ("validate", "checkpoint", "preview")
 """Phases between loading and the first step, in this order."""
@@ -91,7 +91,8 @@ class PhaseForecast:
     allocated: int
     """Peak bytes allocated by PyTorch, as torch.cuda.max_memory_allocated counts."""
     reserved: int
-    """Peak bytes reserved from the driver without a limit, as torch.cuda.max_memory_reserved counts."""
+    """Peak bytes that would be reserved from the driver if memory were unlimited, as torch.cuda.max_memory_reserved
+    counts."""
     host: int
     """Peak bytes of private main memory."""
     seconds: float
@@ -132,7 +133,7 @@ class Forecast:
     error: float = 0.0
     """Relative error that an estimate may have; 0 for an exact forecast."""
     time_factor: float = 1.0
-    """Factor learned from finished runs that is included in all seconds here; stored to allow dividing by it."""
+    """Factor learned from finished runs; all seconds here have already been multiplied by it."""
     flops: float = 0.0
     """FLOPs of all training steps, recomputed activations included; 0 if unknown."""
     flops_limit: float = 0.0
@@ -168,7 +169,8 @@ class Forecast:
     def mean_step_seconds(self) -> float | None:
         """Return the mean seconds of an optimizer step over all batches; None if unknown.
 
-        The phase "first_step" lasts one mean step; without it, this is the plain mean over all buckets.
+        This is the length of the phase "first_step", which is forecast as one mean step. A forecast without that phase
+        only has the mean of each bucket, so all buckets are weighted equally.
         """
         first = self.of("first_step")
         if first is not None:
@@ -193,7 +195,7 @@ def write_forecast(path: Path, forecast: Forecast) -> None:
 
 
 def read_forecast(path: Path) -> Forecast | None:
-    """Return the forecast in a file; None if it is missing or unreadable, because no decision depends on it."""
+    """Return the forecast in a file; None if the file is missing or unreadable."""
     try:
         return read_record(path, "list", forecast_from)
     except (OSError, ValueError):
@@ -219,7 +221,10 @@ def _peak(found: Mapping[str, Any]) -> Peak:
 
 
 class Operation(Protocol):
-    """A trace's operations of one kind and size; `trainer.training` may not import their class in `trainer.memory`."""
+    """Operations of one kind and size in a trace.
+
+    A protocol, because `trainer.training` may not import the class, which is in `trainer.memory`.
+    """
 
     @property
     def kind(self) -> str:

@@ -15,7 +15,7 @@ from trainer.protocol import places
 from trainer.protocol.files import long_path, safe_name
 
 CHECK_PATIENCE = 1.0
-"""Seconds to wait for a lock that should be free; another process that checks it holds it only for microseconds."""
+"""Seconds to wait for a lock that should be free; a process that only checks it releases it within microseconds."""
 _POLL = 0.05  # seconds; neither system can wait for a file lock with a timeout
 _RETRY_SECONDS = (0.001, 0.002, 0.005, 0.01)  # what a check on Windows costs while the lock is held
 

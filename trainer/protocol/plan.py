@@ -36,7 +36,7 @@ class Remark:
 
     code: str
     values: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Bytes, counts and names as plain data; `encoded` lists "images" and "captions"."""
+    """Bytes, counts and names as plain data; the value `encoded` is a list of "images", "captions" or both."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown code or values that do not match it."""
@@ -54,8 +54,9 @@ class MemoryAdvice:
     """Advice on how to free the additional GPU memory that a plan needs."""
 
     code: AdviceCode
-    """close: closing these programs frees enough. close_some: closing some may, but the driver reports no sizes.
-    free: no program is known to use enough. larger_gpu: closing all programs would not be enough."""
+    """close: closing these programs frees enough. close_some: closing some of them may free enough, but the driver does
+    not report how much each uses. free: no program is known to use enough. larger_gpu: closing all would not suffice.
+    """
     bytes: int
     """For `close`, the bytes that the programs use; otherwise, the bytes to free."""
     programs: tuple[str, ...] = ()

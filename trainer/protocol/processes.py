@@ -36,8 +36,8 @@ def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | Non
     """Start `python -m trainer WORDS` as a detached process whose output is appended to `log`.
 
     It has no console and its own process group, so it keeps running when a window or terminal is closed or the parent
-    exits. A caller that does not wait for it calls `stop_tracking`. Raises OSError if it cannot be started or the log
-    cannot be written.
+    exits. A caller that does not wait for it must call `stop_tracking`. Raises OSError if it cannot be started or the
+    log cannot be written.
     """
     long_path(log.parent).mkdir(parents=True, exist_ok=True)
     with long_path(log).open("ab") as out:
@@ -54,7 +54,7 @@ def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | Non
 
 
 def stop_tracking(process: subprocess.Popen[bytes]) -> None:
-    """Stop tracking a process; otherwise, Python warns if the object is collected while the process runs."""
+    """Stop tracking a process; otherwise, Python warns if its object is garbage-collected before it exits."""
     if process.poll() is None:
         process.returncode = 0
 

@@ -82,7 +82,7 @@ class RunProgress:
 
     @property
     def step_seconds(self) -> float | None:
-        """Return the expected seconds per step: a weighted mean of forecast and recent steps; None without either."""
+        """Return the expected seconds per step, a mean of forecast and recent steps; None if there are neither."""
         return expected_step_seconds(self._forecast_seconds, [step.seconds for step in self._recent])
 
     def seconds_left(self, phase: events.Phase, now: float) -> float | None:

@@ -303,7 +303,7 @@ class Queue:
     def record_dead_engines(
         self, outcome: Callable[[Entry], tuple[State, str]], alive: Collection[str] = ()
     ) -> list[Entry]:
-        """Record how entries ended that are marked as running but whose engine is gone, and return them.
+        """Find entries that are marked as running but whose engine is gone, record how they ended, and return them.
 
         `outcome` returns an entry's state and a sentence that says what went wrong. Entries in `alive` have just
         started and may not hold their lock yet, so they are skipped.
@@ -453,7 +453,7 @@ def outcome(queue: Queue, entry: Entry, code: int | None = None) -> tuple[State,
 
 
 def _recorded_outcome(run: RunDirectory, before: int) -> tuple[State, str] | None:
-    """Return the state and problem that the run recorded; None if only the first `before` attempts recorded any."""
+    """Return the state and problem that the run recorded; None if no attempt after number `before` did."""
     try:
         state, status = run.state(), run.read_status()
     except RunError as error:

@@ -62,7 +62,7 @@ class Entry:
     attempts: int = 0
     """Number of attempts that the run had before the current engine started."""
     text: str | None = dataclasses.field(default=None, repr=False)
-    """Text that the job file had when it was added; None in entries of earlier versions, for which the file is read."""
+    """Text of the job file when the entry was added; None in older entries, which use the current file."""
 
     @property
     def name(self) -> str:

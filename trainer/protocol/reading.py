@@ -80,7 +80,7 @@ class UnusableFileError(ImpastoError, ValueError):
 
 
 class UnopenableFileError(UnusableFileError, OSError):
-    """Error for a path that is not a regular file or is too large; an OSError too, for code that handles only that."""
+    """Error for a path that is not a regular file or is too large; also caught by code that catches only OSError."""
 
 
 def unusable(source: object, code: str, reason: str) -> UnusableFileError:
@@ -107,8 +107,10 @@ def reason_of(error: BaseException) -> str:
 def open_file(path: Path, kind: Kind) -> BufferedReader:
     """Open a regular file for reading bytes; on Windows, retry for up to two seconds while it is locked.
 
-    Other systems don't lock files briefly, and retries would make a folder of a thousand unreadable files take half an
-    hour. Raises OSError, and UnusableFileError for a folder, pipe, socket or device, or if the file is too large.
+    There are no retries on other systems: programs there don't lock files for a moment, and reading a folder of a
+    thousand unreadable files would take half an hour.
+
+    Raises OSError, and UnusableFileError for a folder, pipe, socket or device, or if the file is too large.
     """
     return files.with_retries(lambda: _open(path, kind)) if sys.platform == "win32" else _open(path, kind)
 

@@ -28,8 +28,8 @@ _NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
 def json_keys(*keys: str, former: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that sets the JSON keys of a dataclass, in the order of its own fields.
 
-    The keys of a base class come first. Put the decorator above `@dataclass`. Attributes may be renamed freely; a
-    renamed key must be listed in `former`, by its name in existing files with its current name, and is read under both.
+    The keys of a base class come first. Put the decorator above `@dataclass`. Attributes may be renamed freely.
+    After renaming a key, add it to `former`, which maps names in existing files to current names; both are read.
     """
 
     def state(kind: type[T]) -> type[T]:

@@ -208,7 +208,10 @@ class RenderService:
         return self._renderer
 
     def _lock_gpu(self, device: torch.device) -> None:
-        """Lock a GPU; raises RunError if a run is training on it. The CPU is not locked: training only gets slower."""
+        """Lock a GPU; raises RunError if a run is training on it.
+
+        The CPU is not locked, because rendering on it only makes training slower.
+        """
         if device.type == "cpu":
             return
         try:

@@ -90,8 +90,8 @@ class ActivePlan:
     def forbidden(self, step: int, phase: ForecastPhase) -> dict[str, Any]:
         """Return the changes that would help ``phase`` at ``step`` but are prevented by keys that the user set.
 
-        Contains the smallest change of each key, and only keys that may be changed in the run's job before a resume; to
-        store the base in fewer bits, a new run is needed.
+        Contains the smallest change of each key. Keys that cannot be changed when a run is resumed, such as the base's
+        quantization, are left out.
         """
         fit, helps = self.at(step).replaced(allow_quantized=False), HELPFUL_KEYS.get(phase, frozenset())
         changes: dict[str, Any] = {}
@@ -114,7 +114,9 @@ class ActivePlan:
 
 
 def applied_fallbacks(state: Mapping[str, Any]) -> list[AppliedFallback]:
-    """Return the fallback steps in a checkpoint's state, also if 0.1.0 wrote them, as "rungs"; older ones have none.
+    """Return the fallback steps in a checkpoint's state.
+
+    Version 0.1.0 stored them as "rungs"; checkpoints of earlier versions have none.
 
     Raises ValueError, TypeError, LookupError or AttributeError for damaged data.
     """

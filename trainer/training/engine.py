@@ -133,7 +133,10 @@ class Engine:
     compiled: StepCompiler | None = None
     """Compiler of the UNet's blocks, if the job asks for it."""
     check: Callable[[], object] = lambda: None
-    """Function called between micro-batches that may raise to interrupt a step; replayed graphs run no model hooks."""
+    """Function called before each micro-batch; it may raise to interrupt the step.
+
+    Hooks also call it during backward, but they do not run when a CUDA graph is replayed.
+    """
     progress: TrainingProgress = field(default_factory=TrainingProgress)
 
     @property
@@ -237,7 +240,7 @@ class Engine:
         return "scale" if self.scaler and self.scaler.may_back_off else "gradient"
 
     def count(self, reason: SkipReason | None) -> None:
-        """Count a skipped step, fp16 overflows separately; raise TrainingError after too many skips in a row."""
+        """Update the counts of skipped steps and fp16 overflows; raise TrainingError after too many skips in a row."""
         progress = self.progress
         if reason is None:
             progress.skipped_in_row = 0

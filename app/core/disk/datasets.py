@@ -441,7 +441,10 @@ class Datasets:
         return found is not None and bool(self.unsaved(found.folder, found.name))
 
     def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
-        """Update a folder's facts, except those that the user has edited, which the next scan reports again."""
+        """Update a folder's repeats, regularization and trigger to ``marks``, except values with unsaved edits.
+
+        If any value is left alone because of that, the next scan reports the folder again.
+        """
         ids = dataset.ids.get(folder, {}).values()
         new = {fact for fact in _FACTS if getattr(folder, fact) != getattr(marks, fact)}
         edited = new if not dataset.touched.isdisjoint(ids) else new.intersection(self.unsaved_of_folder(folder))

@@ -132,7 +132,10 @@ class _Arrived:
 
     @cached_property
     def by_key(self) -> dict[Key, SaveRequest]:
-        """Return the requests by key (25 ms for 100,000); cached, so some may have been moved to the entries since."""
+        """Return the requests by key; some of them may already have been moved to the saver's entries.
+
+        Cached, because building it takes 25 ms for 100,000 requests.
+        """
         return {request.key: request for request in self.requests}
 
 

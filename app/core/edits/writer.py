@@ -475,5 +475,7 @@ def _changed(sidecar: Sidecar, facts: Mapping[str, object], images: Mapping[str,
         return (sidecar.with_folder(**facts) if facts else sidecar).with_images(images)
     except ValueError as fault:  # pydantic's errors are ValueErrors
         raise DatasetError(
-            "save.value", f"Could not save a note: {plain_reason(fault)}.", "Undo that change, or choose another value."
+            "save.value",
+            f"Could not save the image notes: {plain_reason(fault)}.",
+            "Undo that change, or choose another value.",
         ) from fault

@@ -218,7 +218,7 @@ class Draft:
     # --- changing it
 
     def set(self, key: str, value: Any, *, typing: bool = False) -> None:
-        """Set a key to a value, valid or not; `typing` joins keystrokes in one field to one undo step.
+        """Set a key to a value, valid or not; `typing` merges keystrokes in one field into a single undo step.
 
         The value None removes the key, so that its default applies, or removes an item from a list.
         """

@@ -202,7 +202,7 @@ class JobFile:
         return parse_values(text, self.path.name)
 
     def set_known_values(self, values: Values) -> None:
-        """Set the values that the file is known to contain; other values were written by another program."""
+        """Set the values that the file is known to contain; any others found in it later come from another program."""
         self._known = _KnownFile(to_toml(values))
 
     def is_own(self, text: str) -> bool:

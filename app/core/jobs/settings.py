@@ -97,7 +97,10 @@ def title_of(key: str) -> str:
 
 
 def full_title(key: str) -> str:
-    """Return the label; if the schema sets none, put the tables' labels in front: "Text encoder › Rank"."""
+    """Return a key's label in the schema; if there is none, its name after its tables' labels.
+
+    For example, "Text encoder › Rank".
+    """
     if label := _label(key):
         return label
     parts = key.split(".")

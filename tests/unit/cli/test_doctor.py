@@ -80,7 +80,7 @@ def test_a_card_that_others_fill_is_doubtful(monkeypatch):
     doubtful = [check for check in found() if check.sentence.startswith("GPU 0") and check.verdict == "doubtful"]
     assert [check.remedy for check in doubtful] == [
         "Close programs that you do not need: game.exe uses 20.0 GiB.",
-        "Close other programs that use it before training.",
+        "Before training, close other programs that use the GPU.",
     ]
 
 

@@ -290,7 +290,7 @@ def test_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(toml_file, "open_file", refuse)
     error = complaint(tmp_path / "job.toml")
     assert error.code == "job.unreadable"
-    assert "you have no permission to read it" in error.sentence
+    assert "you don't have permission to read it" in error.sentence
 
 
 OVERRIDES = {

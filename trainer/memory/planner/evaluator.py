@@ -388,7 +388,11 @@ class Evaluator:
         return self._preview_cache.get(_preview_key(fit)) if self._previews else NOTHING_KNOWN
 
     def _previews_bound(self, fit: FitConfig) -> Figures:
-        """Return lower bounds for previews: the time with less tiling and offloading, the memory with more of them."""
+        """Return lower bounds for a fit's previews, from previews already traced.
+
+        Previews with at most the fit's tiling and offloading take no more time than the fit's; those with at least as
+        much of both take no more memory.
+        """
         placement, tiling, offload = _preview_key(fit)
         seconds, needed = 0.0, 0
         for (other, tiled, away), figures in self._preview_cache.items():

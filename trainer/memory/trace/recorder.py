@@ -316,7 +316,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages.append(workspace)
 
     def _record_birth(self, storage: torch.UntypedStorage) -> _LiveStorage:
-        """Record a new storage's allocation now, and its free when PyTorch frees it; return a reference to it."""
+        """Record the allocation of a new storage now and its deallocation when PyTorch frees it.
+
+        Return a reference to the storage.
+        """
         live = _LiveStorage(storage, self._record_death)
         live.address, live.bytes = storage._cdata, storage.nbytes()
         live.kind, live.name = None, None

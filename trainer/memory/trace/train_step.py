@@ -35,9 +35,9 @@ class MicroTraces:
     weights: MemoryTrace
     """Placement of base, adapter and master weights; comes before all other traces."""
     first: Mapping[Size, MemoryTrace]
-    """First micro-batch of an optimizer step, which allocates the master weights' gradients, by bucket."""
+    """Traces, by bucket, of a step's first micro-batch, which allocates the master weights' gradients."""
     more: Mapping[Size, MemoryTrace]
-    """Any further micro-batch of an optimizer step, by bucket."""
+    """Traces, by bucket, of any further micro-batch of a step."""
 
 
 def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> MicroTraces:

@@ -134,8 +134,8 @@ def autotune(
 ) -> Benchmark | None:
     """Time ``planned`` against the other kernels for this device type; return None if there is nothing to compare.
 
-    ``shapes`` maps shapes to weights. A kernel that does not support heads of all ``widths`` is excluded. All memory
-    is released at the end, and the random state is not changed.
+    ``shapes`` maps each shape to its weight in a kernel's total time. A kernel that does not support heads of all
+    ``widths`` is excluded. All memory is released at the end, and the random state is not changed.
     """
     candidates = CANDIDATES.get(device.type, ())
     if planned not in candidates or not shapes:

@@ -33,7 +33,7 @@ from trainer.training.device.out_of_memory import is_out_of_memory
 SECONDS = 1.0
 """Time budget in seconds for all sizes in both formats, warm-up calls not included."""
 MIN_GAIN = 0.03
-"""Minimum gain as a fraction of the time; smaller gains are measurement noise."""
+"""Minimum gain as a fraction of the default format's time; smaller gains are measurement noise."""
 TOLERANCE = 0.05
 """Largest allowed norm-relative difference of gradients. Generous: wrong ones are off by about 1."""
 

@@ -1,7 +1,7 @@
 """Autotuning of int8 GEMMs: each linear layer size and direction is timed in int8 and in the base's dtype.
 
-The int8 time includes quantizing the activations, the other time dequantizing the int8 weights. If a layer's forward or
-backward fails in int8 or gives different results, that direction is not computed in int8.
+The time in int8 includes quantizing the activations; the other time includes dequantizing the int8 weights. If a
+layer's forward or backward fails in int8 or gives different results, that direction is not computed in int8.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 SECONDS = 2.0
 """Time budget in seconds for all sizes, formats and directions, warm-up calls not included."""
 MIN_GAIN = 0.05
-"""Minimum gain as a fraction of the time: int8 is less exact, and smaller gains are measurement noise."""
+"""Minimum gain as a fraction of the time without int8 GEMMs; smaller gains are not worth the less exact results."""
 ROWS_TOLERANCE = 0.75
-"""Minimum rows for int8 as a fraction of the timed rows: buckets differ slightly, only the most frequent is timed."""
+"""Minimum rows for int8 as a fraction of the timed rows.
+
+Only the most frequent bucket is timed, and other buckets may have slightly fewer rows."""
 TOLERANCE = 0.1
 """Largest allowed norm-relative difference of results. int8 rounding causes about 0.01, wrong sums about 1."""
 _BOTH = Directions(MIN_INT8_ROWS, MIN_INT8_ROWS)

@@ -99,7 +99,7 @@ def _conv(size: OperationSize, device: torch.device) -> list[Thunk]:
     """Return one function, a k x k convolution over P pixels with C channels in and out: 2 k k P C C FLOPs.
 
     It reads and writes two maps of P C values and k k C C weights. Backward computes only the input gradient, as for a
-    frozen base, and is counted with one more map.
+    frozen base; traces count three maps for it.
     """
     map_count = 3 if size.stage == "backward" else 2
     kernels: dict[float, int] = {}
@@ -162,7 +162,7 @@ def _widths(weight: float, values: float, plane: float) -> list[float]:
 
 
 def _most_likely(widths: list[float], otherwise: float) -> float:
-    """Return the width nearest to a multiple of 8, as in models; ``otherwise``, at least 1, if there are no widths."""
+    """Return the width nearest to a multiple of 8, because models use those; without widths, max(1, ``otherwise``)."""
     return min(widths, key=lambda width: abs(width / 8 - round(width / 8)) / width, default=max(1.0, otherwise))
 
 

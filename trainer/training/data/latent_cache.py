@@ -196,7 +196,7 @@ class Cache:
         return _cached("cache_pictures", pace)
 
     def _missing(self, store: EntryStore, wanted: Iterable[str]) -> list[str]:
-        """Return the keys of missing and damaged entries; reading thousands of entries takes seconds."""
+        """Return the keys of missing and damaged entries; reads every entry, which can be interrupted."""
 
         def is_missing(key: str) -> bool:
             self.source.check()

@@ -131,7 +131,7 @@ class MemoryLimiter:
 
     @contextmanager
     def hold(self, amount: float) -> Iterator[None]:
-        """Wait until ``amount``, or the limit if that is lower, is free, and reserve it inside the block."""
+        """Reserve ``amount``, but at most the limit, inside the block; waits until that much is available."""
         amount = min(amount, self.limit)
         with self._changed:
             self._changed.wait_for(lambda: self._available >= amount)

@@ -29,7 +29,7 @@ def set_checkpointing(
     "none": nowhere. "full": in every block of the UNet and every layer of the text encoders. A list: in these blocks of
     the UNet, such as "down_blocks.1" or "mid_block". Call this again after a text encoder's ``eval()``, which turns
     checkpointing off there. The random state is saved for recomputation only if there are ``dropouts``, because CUDA
-    graphs cannot record that. Raises JobError for a block that the UNet does not have.
+    graphs cannot capture that copy. Raises JobError for a block that the UNet does not have.
     """
     blocks = checkpointing_blocks(unet)
     chosen = () if choice == "none" else tuple(blocks) if choice == "full" else tuple(choice)

@@ -93,6 +93,6 @@ def is_emptied(model: nn.Module, streamed: Collection[nn.Parameter] = ()) -> boo
 
 
 def _storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of a model's tensors; on the CPU some are not owned by torch and cannot be resized."""
+    """Yield the storages of a model's tensors; check `resizable` first, because torch does not own all CPU storages."""
     for tensor in (*model.parameters(), *model.buffers()):
         yield tensor.untyped_storage()

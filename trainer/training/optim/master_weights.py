@@ -1,4 +1,4 @@
-"""The adapter's fp32 master weights, which are updated; the model computes with rounded copies."""
+"""The adapter's fp32 master weights, which the optimizer updates; the model computes with rounded copies."""
 
 from __future__ import annotations
 

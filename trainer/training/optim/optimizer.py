@@ -87,8 +87,8 @@ def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, flo
     Call this before each step with the schedule's value. Prodigy multiplies the rate by its estimated step size d, so
     d times the rate is returned for it; with a multiplier of 0 neither its weights nor d change. Schedule-Free weights
     its average by the largest rate so far, so with a falling schedule late steps count as much as early ones: its
-    schedule should be constant, with its own warm-up. Adafactor with relative_step takes no rate; its relative step is
-    returned, which it also scales by the weights if scale_parameter is set.
+    schedule should be constant, with its own warm-up. Adafactor with relative_step ignores the rate; the rate returned
+    for it is its relative step, before the scaling by the weights that scale_parameter adds.
     """
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:

@@ -151,7 +151,7 @@ class EngineManager:
             self._unload()
 
     def make_ready(self, prepare: Callable[[int], object]) -> None:
-        """Bring the engine, with its complete state, to the progress that `mark_goal` recorded, under the plan for it.
+        """Bring the complete engine to the progress that `mark_goal` recorded, under the plan in force at that step.
 
         ``prepare`` caches what an optimizer step (counted from 0) needs, unless it is cached already. Returns
         immediately if nothing is wrong. Like any step, it may run out of memory; in that case call it again.

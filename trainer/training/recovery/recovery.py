@@ -121,11 +121,11 @@ class Recovery:
         self.phase = phase
 
     def use_checkpoints(self, checkpoints: CheckpointCallback) -> None:
-        """Save checkpoints with this callback after a fallback step and before giving up; until then, none is saved."""
+        """Set the callback that saves checkpoints after fallback steps and before giving up; by default, none does."""
         self._checkpoints = checkpoints
 
     def prepare_first_step(self, step: int) -> None:
-        """Cache what ``step`` needs, from which the attempt continues."""
+        """Set the step that the attempt continues from, and cache what it needs."""
         self._first = step
         self.prepare_step(step)
 
