@@ -225,7 +225,7 @@ class Session:
         self.recent.check()
 
     def close(self) -> None:
-        """Stop all background work, in an order in which no running part needs a stopped one."""
+        """Stop all background work, in an order in which no part stops before another that still needs it."""
         for folder in self.datasets.folders:
             if folder not in self.datasets.lost:
                 self.recent.opened(folder)  # also folders whose images are not all listed yet

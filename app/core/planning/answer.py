@@ -122,7 +122,7 @@ class PlanAnswer:
     reduced_recipe: AnsweredPlan | None
     """If nothing fits, the plan that fits with the smallest change to the recipe."""
     changes: Mapping[str, Any]
-    """The recipe change of `reduced_recipe`, as values by key below `recipe`."""
+    """Recipe settings that `reduced_recipe` changes: the new values, by key without `recipe.`."""
     fallbacks: tuple[Mapping[str, Any], ...]
     complete: bool
     """Whether every fit has been evaluated; if not, there may be a better one."""

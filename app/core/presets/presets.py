@@ -62,7 +62,7 @@ class Presets:
     def add(
         self, preset: Preset, name: str, origin: Origin, then: Callable[[Path], None], refused: Refused = None
     ) -> None:
-        """Save a preset under a name, replacing any preset of that name; `then` gets its path."""
+        """Save a preset under a name, replacing any preset of that name; call `then` with its path."""
 
         def work() -> Path:
             from trainer.config.presets.creating import revised

@@ -19,7 +19,7 @@ _LARGEST_POWER = 200.0
 
 
 def arrays(track: Track) -> tuple[Values, Values]:
-    """Return steps and values of a track as arrays (points,), copied because the track keeps growing."""
+    """Return the steps and values of a track as arrays of shape (points,), copied since the track keeps growing."""
     return np.array(track.steps, dtype=np.float64), np.array(track.values, dtype=np.float64)
 
 

@@ -75,9 +75,10 @@ def read_after(log: Path, start: int, *, torn: bool, room: int = CHUNK_BYTES) ->
 
 
 def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:
-    """Return the start of the line with the first match from byte `start`; with `back`, the last match before it.
+    """Return the start of the line with the first match at or after byte `start`.
 
-    Returns None if there is no match. ASCII letters match in either case. Raises OSError.
+    With `back`, the last match before `start` counts instead. Returns None if there is no match. ASCII letters match in
+    either case. Raises OSError.
     """
     pattern = wanted.encode("utf-8").lower()
     size = _size(log)

@@ -118,7 +118,7 @@ class NowTraining:
         return Training(summary, None if left is None else float(round(left)), others=others)
 
     def _ending(self, summary: RunSummary) -> Ending | None:
-        """Return a run's pause or stop command: from its folder, or one that is not written there yet."""
+        """Return a run's pause or stop command, whether it is in the run's folder or not written there yet."""
         if summary.ending:
             return summary.ending
         requested = self._orders.ending(RunDirectory(summary.path))

@@ -48,7 +48,7 @@ class SeenRuns:
 
     @property
     def content(self) -> Unfinished:
-        """Return the content loaded from the file, or the content last passed to a write."""
+        """Return the content last read from the file or last passed on to be written."""
         return self._kept
 
     def save(self, unfinished: Unfinished) -> None:

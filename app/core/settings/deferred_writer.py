@@ -28,8 +28,8 @@ def load(
     """Return the content of a stored file and a message about any problem with it.
 
     The message is empty for a valid or missing file. A file that is damaged, even in part, is renamed to
-    NAME.damaged.json, which keeps the next write from destroying it. `lost` is a sentence that tells the user what an
-    unreadable file means. `read` parses the file, by default as JSON.
+    NAME.damaged.json, which keeps the next write from destroying it. `lost` is a sentence that tells the user what is
+    lost if the file is unreadable. `read` parses the file, by default as JSON.
     """
     left_out: list[str] = []
     try:

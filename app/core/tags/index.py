@@ -137,7 +137,7 @@ class TagIndex:
         return self._rows.get(image, ())
 
     def rows(self, ids: Iterable[int]) -> list[Row]:
-        """Return the rows of these images, without untagged ones; they are immutable, so a worker may count them."""
+        """Return the rows of these images, skipping untagged ones; rows are immutable, so a worker may count them."""
         rows = self._rows
         return [rows[number] for number in ids if number in rows]
 
