@@ -40,7 +40,7 @@ def quick_imports() -> Iterator[None]:
 
 @contextmanager
 def deferred_compilation() -> Iterator[None]:
-    """Defer `torch.compile` for functions that are defined within the block until their first call.
+    """Make `torch.compile` within the block defer compiling a function until the function is first called.
 
     bitsandbytes decorates four CPU functions that hardly any run calls, and loads the whole compiler for them at
     import, which takes seconds. The compiled functions and their options stay the same.
