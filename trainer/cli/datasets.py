@@ -84,7 +84,7 @@ def run_check(options: argparse.Namespace) -> int:
 def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeConfig, Imported]:
     """Return the dataset, recipe and imported captions from a job, a folder or another trainer's file.
 
-    Captions are returned only for other trainers' files that contain them instead of using sidecar files.
+    Captions are returned only if another trainer's file contains them; otherwise, they are in files next to the images.
     """
     from trainer.config.job import DatasetConfig, FolderConfig
     from trainer.config.load import load_job
@@ -106,7 +106,7 @@ def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeCo
 
 
 def _is_kohya(path: Path) -> bool:
-    """Return whether a path is a kohya dataset file in TOML: it has [[datasets]], while a job has [dataset]."""
+    """Return whether a file is a kohya dataset file, which is TOML with [[datasets]]; a job has [dataset]."""
     if path.suffix.lower() != ".toml" or not path.is_file():
         return False
     with open_file(path, "text") as file:

@@ -60,8 +60,8 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
 class _Terminal:
     """Terminal stream whose window may be closed while the run continues; output after that is discarded.
 
-    Without this class, an OSError from drawing the bars, which are drawn one last time at the end, would make a healthy
-    run fail.
+    The bars are drawn one last time at the end of a run. Without this class, an OSError from drawing them would make a
+    healthy run fail.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -106,7 +106,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """Plain-line display of all messages, each phase's first start and end, and the progress every ten seconds."""
+    """Display in plain lines: all messages, each phase's first start and first end, and progress every ten seconds."""
 
     def __init__(self, stream: TextIO, story: RunProgress) -> None:
         self._stream = stream

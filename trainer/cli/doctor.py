@@ -151,7 +151,7 @@ def check_commit(memory: MainMemory, gpus: list[Gpu]) -> DoctorCheck | None:
 
 
 def check_spilling(driver: str, system: str) -> DoctorCheck | None:
-    """Report what the Windows driver does when the GPU is full; return None elsewhere, where allocations just fail."""
+    """Report what the Windows driver does when GPU memory is full; None on other systems, where allocations fail."""
     found = re.match(r"(\d+)\.(\d+)", driver)
     if system != "Windows" or found is None:
         return None

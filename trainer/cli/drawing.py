@@ -1,4 +1,4 @@
-"""Commands that generate images: render with a base and LoRAs, and the demo."""
+"""Commands that generate images: `render` uses a base and LoRAs, and `demo` trains the demo's LoRA first."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ def add_commands(commands: Commands) -> None:
         help="a LoRA, such as style.safetensors:0.8; repeatable",
     )
     render.add_argument("--negative", default="", help="the negative prompt")
-    render.add_argument("--width", type=int, help="in pixels (default 512 for SD 1.5, 1024 for SDXL)")
-    render.add_argument("--height", type=int, help="in pixels")
+    render.add_argument("--width", type=int, help="width in pixels (default 512 for SD 1.5, 1024 for SDXL)")
+    render.add_argument("--height", type=int, help="height in pixels (default 512 for SD 1.5, 1024 for SDXL)")
     render.add_argument("--seed", type=int, default=1, help="seed of the initial noise (default 1)")
     render.add_argument("--steps", type=int, default=20, help="denoising steps (default 20)")
     render.add_argument("--guidance", type=float, default=7.0, help="classifier-free guidance, CFG scale (default 7)")
     render.add_argument("--sampler", default="euler", help="euler, euler_a, ddim, dpmpp_2m or unipc")
-    render.add_argument("--clip-skip", type=int, help="as in kohya: 1 last layer, 2 the one before; SD 1.5 only")
+    render.add_argument(
+        "--clip-skip",
+        type=int,
+        help="text encoder layer, counted from the end as in kohya: 1 is the last; SD 1.5 only",
+    )
     render.add_argument("--device", help="cpu, cuda or cuda:1 (default: the best GPU, else the CPU)")
     render.add_argument("--out", type=Path, default=Path("images"), help="the output folder (default: images)")
     render.add_argument("--serve", action="store_true", help="render requests read as JSON lines from stdin")

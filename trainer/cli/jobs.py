@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
     )
     add_base(new)
     new.add_argument("--images", required=True, type=Path, help="the folder with your images")
-    new.add_argument("--trigger", help="the trigger word, which will evoke what the LoRA learned")
+    new.add_argument("--trigger", help="the word that will trigger the LoRA in prompts")
     new.add_argument("--recipe", metavar="PRESET", help="use the recipe of this preset; `presets list` lists them")
     new.add_argument(
         "--family", choices=("sd15", "sdxl"), help="the base's family; only needed if the base is not on this disk yet"
@@ -193,7 +193,7 @@ def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iter
 
     SLURM sends SIGUSR1 shortly before a job's time limit. A run that has started handles the signal itself
     (`Control.signals`) and pauses; this function covers the time before the start, and the queue's worker. The handler
-    must be a Python function, because the engines that the worker starts would inherit SIG_IGN.
+    must be a Python function and not SIG_IGN, which the engines that the worker starts would inherit.
     """
     number = getattr(signal, "SIGUSR1", None)  # Windows has none
     if number is None or threading.current_thread() is not threading.main_thread():
@@ -286,7 +286,7 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
 def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> None:
     """Raise ImpastoError if the job, a local base or an image folder is unreadable, or the runs folder unwritable.
 
-    Reports mistakes immediately, before the engine takes seconds to start.
+    Reports mistakes immediately, not after the engine has started, which takes seconds.
     """
     from trainer.config.load import load_job
     from trainer.config.paths import is_base_path

@@ -31,8 +31,8 @@ def add_commands(commands: Commands) -> None:
     what = "forecast what fits on a GPU, how much memory and time it takes, and where memory peaks"
     plan = add_command(commands, "plan", what, run_plan)
     plan.add_argument("job", metavar="JOB", nargs="?", type=Path, help="the job file, job.toml")
-    plan.add_argument("--family", choices=("sd15", "sdxl"), help="without a job: the kind of base")
-    plan.add_argument("--recipe", metavar="PRESET", help="without a job: a preset whose recipe to plan for")
+    plan.add_argument("--family", choices=("sd15", "sdxl"), help="without a job: the base's family")
+    plan.add_argument("--recipe", metavar="PRESET", help="without a job: the preset whose recipe to plan for")
     plan.add_argument(
         "--gpu", metavar="GPU", help='name or memory of a GPU, "RTX 3060" or 8GB (default: the one in this PC)'
     )
@@ -174,7 +174,10 @@ def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) 
 
 
 def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:
-    """Yield suggestions until `ALTERNATIVES_PATIENCE` seconds have passed; recording a missing trace takes seconds."""
+    """Yield suggestions until `ALTERNATIVES_PATIENCE` seconds have passed.
+
+    Each one may need a trace that has not been recorded yet, which takes seconds.
+    """
     from trainer.cli.planning import ALTERNATIVES_PATIENCE
     from trainer.memory.planner.suggestions import suggestions
 

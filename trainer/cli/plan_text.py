@@ -1,4 +1,4 @@
-"""Plans in words for the terminal: fits, sentences, the table, remarks, the timeline."""
+"""Format plans as text for the terminal: fits, sentences, tables, remarks and the timeline."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ REMARKS: Mapping[str, str] = {
     "dataset.unreadable": "The images could not be read, so {images} square images are assumed.",
     "dataset.empty": "The dataset has no image to train on, so {images} square images are assumed.",
     "dataset.assumed": "Assumed: {images} square images and {prompts} preview prompts.",
-    "smaller.phase": 'No plan at this precision needs much less memory: "{phase}" takes {bytes} in each plan.',
-    "smaller.none": "No plan needs much less memory.",
+    "smaller.phase": (
+        'No plan at this precision needs much less memory than this: "{phase}" takes {bytes} in each plan.'
+    ),
+    "smaller.none": "No plan needs much less memory than this one.",
     "cache.shards": (
         "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}."
     ),
@@ -119,7 +121,7 @@ def checkpointed(chosen: FitConfig) -> str:
 
 
 def reserved_bytes(found: Forecast) -> int:
-    """Return the most bytes that a run reserves: if it fits, at most the budget, because free blocks are returned."""
+    """Return the most bytes that a run reserves; a run that fits stays within its budget by releasing unused blocks."""
     return within(found.reserved, found)
 
 
@@ -292,7 +294,7 @@ def peak(forecast: Forecast) -> str:
 
 
 def timeline(forecast: Forecast) -> Iterator[str]:
-    """Yield a row for each phase, then the named peaks of training and of the phase with the highest peak."""
+    """Yield a row for each phase, then where memory peaks in training and in the phase that needs the most memory."""
     most = peak_phase(forecast)
     header = ("PHASE", "IN USE", "RESERVED", "TIME", "")
     rows = [_phase_row(phase, forecast, is_peak=phase is most) for phase in forecast.phases]

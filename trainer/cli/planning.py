@@ -190,7 +190,7 @@ class _Planner:
             self.traces.stop_prefetching()
 
     def look_ahead(self) -> None:
-        """Prepare to record a missing trace: import the needed modules in a background thread, which takes seconds."""
+        """Prepare to record a missing trace: import the needed modules, which takes seconds, in a background thread."""
         self.traces.restart_prefetcher()
         threading.Thread(target=prepare, name="preparing").start()
 
@@ -329,7 +329,7 @@ def request_for_preset(family: Family, recipe: str | None, gpu: str | None) -> P
 
 @contextmanager
 def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
-    """Yield this user's library of memory traces; unless `quiet`, print a note when it first records new ones."""
+    """Yield this user's library of memory traces; unless `quiet`, print a note before the first recording."""
     traces = TraceLibrary(TraceStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
     with traces.with_prefetcher():
         yield traces

@@ -34,7 +34,9 @@ _MOST_DIFFERENCES = 40
 def add_commands(commands: Commands) -> None:
     """Define the commands and their arguments."""
     parser = commands.add_parser(
-        "presets", help="list, show, check, share and add presets", description="Recipes and fits as shareable files."
+        "presets",
+        help="list, show, check, share and add presets",
+        description="Manage presets: shareable recipes and fits.",
     )
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, help="what to do")
 
@@ -49,7 +51,7 @@ def add_commands(commands: Commands) -> None:
     _add_family(check)
     _add_gpu(check)
 
-    share = add_command(parts, "share", "write a preset file without paths or other data of this PC", run_share)
+    share = add_command(parts, "share", "write a preset file without paths and other data from this PC", run_share)
     share.add_argument(
         "source", metavar="NAME|JOB|RUN|LORA", help="a preset, a job.toml, a run, or a LoRA file with its metadata"
     )
@@ -69,7 +71,7 @@ def add_commands(commands: Commands) -> None:
     add.add_argument(
         "--yes",
         action="store_true",
-        help="don't ask (needed without a terminal); a preset that gets replaced is backed up",
+        help="add it without asking (required without a terminal); a replaced preset is backed up",
     )
 
 
@@ -85,7 +87,7 @@ def _add_family(parser: argparse.ArgumentParser) -> None:
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--gpu", metavar="GPU", help='show its cost on this GPU, such as "RTX 3060" or 8GB, not on yours'
+        "--gpu", metavar="GPU", help='plan for this GPU, such as "RTX 3060" or 8GB (default: the one in this PC)'
     )
 
 
@@ -132,7 +134,7 @@ def run_check(options: argparse.Namespace) -> int:
 def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
     """Return the preset with this name or file, and its path.
 
-    Raises the error of a broken preset if one in the library has this file name.
+    If the library has a damaged preset file with this name, raises the error that occurred when it was read.
     """
     from trainer.config.presets.exchange import load_preset
     from trainer.config.presets.library import find_preset, read_library, require_family
@@ -250,7 +252,7 @@ def _renamed(preset: Preset, name: str) -> Preset:
 
 
 def _details(options: argparse.Namespace) -> dict[str, object]:
-    """Return the name, author, license, notes and preview of the shared preset that the command line sets."""
+    """Return the details given on the command line: any of name, author, license, notes and preview."""
     from trainer.config.presets.preview_image import make_preview
 
     given = {key: getattr(options, key) for key in ("name", "author", "license", "notes")}
@@ -437,7 +439,7 @@ def _of_run(run: RunDirectory, with_fit: bool) -> CreatedPreset:
 
     job = load_job(run.job)
     if job.base.family == "auto":
-        sentence = f"Could not make a preset from {run.job}: it does not say the family of its base."
+        sentence = f"Could not make a preset from {run.job}: it does not state the family of its base."
         raise RunError("run.damaged", sentence, "Train the job again.")
     trained = [image for image in read_listing(run.listing) if image.kind == "train"]
     preview = None

@@ -41,7 +41,7 @@ def add_commands(commands: Commands) -> None:
     add_command(inner, "run", "run the queued jobs; started jobs keep running if you close this", run_worker)
     _add_json(add_command(inner, "list", "show what is in the queue", run_list))
 
-    add = add_command(inner, "add", "add a snapshot of a job, or a run to continue, to the end", run_add)
+    add = add_command(inner, "add", "append a snapshot of a job, or a run to continue", run_add)
     add.add_argument("what", metavar="JOB|RUN", help="a job.toml, or the name or folder of a run")
     add.add_argument("--steps", type=positive, help="for a run: new total number of steps, to train longer")
     add.add_argument("--before", metavar="ID", help="put it before this entry instead of at the end")

@@ -81,7 +81,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
-    """Withdraw a pending stop or pause, also from the queue, because its worker would send it again."""
+    """Withdraw a pending stop or pause, and also remove it from the queue, whose worker would send it again."""
     queue = Queue()
     entries = [one.id for one in queue.entries() if one.run == run.path and one.state == "running" and one.wish == name]
     for entry in entries:
@@ -99,8 +99,8 @@ def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
 def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.CommandResult | None:
     """Send a command and return its answer; None if the engine ended without one.
 
-    For stop and pause, returns only after the engine has ended. Without an answer within `timeout` seconds, the
-    result is a failure.
+    For stop and pause, returns only after the engine has ended. If there is no answer within `timeout` seconds, returns
+    a failed result.
     """
     sent = protocol.send(run.commands, name)
     deadline = time.monotonic() + timeout

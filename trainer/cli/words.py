@@ -1,4 +1,4 @@
-"""Events, times, sizes and rates in words for the terminal."""
+"""Format events, times, sizes and rates as text for the terminal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def amount(phase: events.Phase, number: int) -> str:
 
 
 def whole(phase: events.Phase, total: int | None) -> str:
-    """Return a phase's total as ": 40"; "" if it is unknown, and for loading, which counts bytes or weights."""
+    """Return a phase's total as ": 40"; "" if it is unknown, or for loading, where the total is in bytes or weights."""
     return f": {amount(phase, total)}" if total and phase != "load" else ""
 
 
@@ -126,7 +126,7 @@ def encoded(event: events.CachingSpeed) -> str:
 
 
 def rate(number: float) -> str:
-    """Format a rate with three significant digits; from 100 on, as a whole number."""
+    """Format a rate with three significant digits, or as a whole number if it is 100 or more."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""Checks for valid jobs: find settings that have no effect because of other settings, and doubtful settings."""
+"""Check valid jobs for settings that have no effect because of other settings, and for doubtful settings."""
 
 from __future__ import annotations
 
@@ -132,7 +132,10 @@ def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
 
 
 def not_forecast(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield experimental settings that forecasts ignore, as (key, reason); runs that use one do not calibrate them."""
+    """Yield experimental settings that forecasts ignore, as (key, reason).
+
+    Runs that use one of these settings are not used to calibrate forecasts.
+    """
     others = "so memory and time may differ from the forecast"
     if job.fit.compile:
         yield "fit.compile", f"forecasts assume blocks that are not compiled, {others}"

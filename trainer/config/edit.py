@@ -1,7 +1,8 @@
 """Change the values in a TOML text and keep the rest: comments, blank lines, key order and number formats.
 
-The text becomes a list of lines, each with its place in the values. Changes edit, remove or insert lines, so a mistake
-could only misplace a line; the result is read again, and returned only if it contains exactly the requested values.
+The text is split into lines, each with the path of its key or table. Lines are then changed, removed or inserted, so a
+mistake can only misplace a line. The result is parsed again, and returned only if it contains exactly the requested
+values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tomlkit.items import Item
 
 LONGEST = 32 * 1024
-"""Longest text that is edited, in characters: twice a job of `trainer new`; the worst takes about a second."""
+"""Longest text that is edited, in characters: twice a job from `trainer new`. The worst case takes about a second."""
 _MOST_DOTS = 2_000  # in keys and numbers; tomlkit copies the tables of each dotted key several times
 _MOST_COMPARISONS = 10_000  # of list items with each other: about 10 ms
 _MISSING = object()
@@ -35,9 +36,9 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 def edit_toml(text: str, values: Mapping[str, Any], renamed_keys: Mapping[str, str] | None = None) -> str | None:
     """Return `text` with exactly these values; None if that is not possible, or the text is invalid or too long.
 
-    New keys are placed in the order of `values`. A removed key takes along the comment on its line, and a removed item
-    of a list of tables also the comments inside it and directly above it. `renamed_keys` contains the new last part of
-    renamed keys by their former dotted name: their lines stay in place.
+    New keys are placed in the order of `values`. Removing a key also removes the comment on its line, and removing an
+    item of a list of tables also removes the comments inside it and directly above it. `renamed_keys` maps the former
+    dotted name of each renamed key to the last part of its new name; the lines of renamed keys stay where they are.
     """
     if len(text) > LONGEST or TOML_TEXT_OR_COMMENT.sub("", text).count(".") > _MOST_DOTS:
         return None
@@ -88,7 +89,7 @@ class _Line:
     """Comment and line break after the value or header; the whole text of other lines."""
     path: KeyPath = ()
     section: int = 0
-    """Number of parts of the path that the header above states."""
+    """Number of leading parts of `path` that come from the nearest header above."""
     value: Item | None = None
     indent: str = ""
     name: str = ""
@@ -121,7 +122,7 @@ class _Line:
         return not self.path and not self.end.strip()
 
     def is_under(self, path: KeyPath) -> bool:
-        """Return whether the line states this table or value, or a part of it."""
+        """Return whether the line's path is this path or inside it; False for comments and blank lines."""
         return len(self.path) >= len(path) and self.path[: len(path)] == path and bool(self.path)
 
 
@@ -206,7 +207,7 @@ def _updated(item: Item, value: Any) -> Item:
 
 
 def _is_editable(item: Item, value: Any) -> bool:
-    """Return whether a tomlkit value can become `value` in its place, and not as a table below."""
+    """Return whether a tomlkit value can be changed to `value` in place; a new table needs its own header instead."""
     old = item.unwrap()
     is_inline = isinstance(old, dict) or (isinstance(old, list) and bool(old))
     return value is not _MISSING and (is_inline or not is_table(value))
@@ -343,7 +344,7 @@ class _Edit:
         self.lines = kept
 
     def insert_missing(self, table: Mapping[str, Any], path: KeyPath) -> None:
-        """Insert the keys and tables of `values` that the lines do not state yet."""
+        """Insert the keys and tables of `values` that are missing from the lines."""
         if not path:  # the lines that are inserted state nothing that is still missing
             self._stated = {line.path[:size] for line in self.lines for size in range(1, len(line.path) + 1)}
             self._whole = {line.path for line in self.lines if line.is_key}
@@ -362,7 +363,7 @@ class _Edit:
                     self.insert_missing(item, (*here, number))
 
     def _insert_key(self, path: KeyPath, value: Any, before: Sequence[KeyPath]) -> None:
-        """Insert a key below the last of the keys `before` it, otherwise at the top of its table."""
+        """Insert a key below the last of the keys `before` it, or at the top of its table if none of them exists."""
         *table, name = path
         keys = {line.path: index for index, line in enumerate(self.lines) if line.is_key}
         previous = next((keys[each] for each in before if each in keys), None)
@@ -409,7 +410,10 @@ class _Edit:
         return next((index for index, line in enumerate(self.lines) if matches(line)), None)
 
     def _top(self, index: int) -> int:
-        """Return the first of the comment lines directly above a line, but not the comments at the top of the text."""
+        """Return the index of the first comment line directly above a line, or the line's own index if there is none.
+
+        Comments that begin at the top of the text do not count, because they describe the whole file.
+        """
         top = index
         while top and self.lines[top - 1].is_comment:
             top -= 1
@@ -462,7 +466,7 @@ def _end_line(lines: Sequence[_Line], newline: str) -> None:
 
 
 def _is_dotted_in(table: KeyPath, line: _Line) -> bool:
-    """Return whether a line is a key in this table and its dotted name begins at the table, or above it."""
+    """Return whether a line is a key inside this table and is below the header of this table or of a parent table."""
     return line.is_key and line.is_under(table) and line.section <= len(table)
 
 
@@ -472,7 +476,7 @@ def _is_item(line: _Line) -> bool:
 
 
 def _stated(lines: Sequence[_Line], size: int) -> dict[str, Any]:
-    """Return the values that the lines of an item state, by their dotted keys within it."""
+    """Return the values that are set in the lines of an item, by their dotted keys within the item."""
     stated: dict[str, Any] = {}
     for line in lines:
         if line.value is not None:

@@ -21,7 +21,7 @@ MAX_CUDA_GRAPHS = 8
 
 
 class Int8LayerConfig(Section):
-    """Layers of one size, and how many rows (images times positions, or tokens) they need to multiply in int8."""
+    """Layers of one size, and the minimum rows (images times positions, or tokens) for which they multiply in int8."""
 
     inputs: int | None = Field(default=None, ge=1)
     """Input features of the layer; default: any."""
@@ -60,7 +60,7 @@ class FitConfig(Section):
     dtype: Literal["bf16", "fp16", "fp32"] | None = Field(default=None, title="Precision")
     """Precision of the base (kohya: mixed_precision); default: bf16, fp16 on GPUs without it, or fp32 on the CPU."""
     quantize: Literal["none", "int8", "int8_products", "nf4"] | None = Field(default=None, title="Quantization")
-    """Keep the base in 8 or 4 bits: less memory, less precise. int8_products also computes in int8."""
+    """Keep the base in 8 or 4 bits to save memory, at some cost in precision; int8_products also computes in int8."""
     int8_products: tuple[Int8LayerConfig, ...] | None = Field(default=None, strict=False)
     """Layers that multiply in int8 with quantize = "int8_products"; default: measured when the run starts."""
     vae_dtype: Literal["fp32", "bf16"] | None = Field(default=None, title="VAE precision")

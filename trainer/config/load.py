@@ -141,8 +141,8 @@ def _no_item(key: str, items: list[Any]) -> str:
 def load_job(path: Path, overrides: Sequence[str] = (), text: str | None = None) -> Job:
     """Read the job file at ``path``; ``overrides`` are ``key=value`` strings that replace values in the file.
 
-    If ``text`` (the file's content when it was queued) is given, the file itself is not read. Paths in the result are
-    absolute; those in the file are relative to its folder.
+    If ``text`` (the file's content when the job was queued) is given, the file itself is not read. Paths in the result
+    are absolute; those in the file are relative to its folder.
     Raises JobError, whose ``problems`` list every error: unreadable file, wrong encoding, invalid TOML, invalid keys.
     """
     if text is None:

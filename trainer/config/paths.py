@@ -36,7 +36,7 @@ def base_path_by_form(model: str) -> bool | None:
 
 
 def absolute(path: str, folder: Path) -> str:
-    """Return ``path`` relative to ``folder`` as an absolute path; expands ~ and keeps symbolic links."""
+    """Return ``path``, which is absolute or relative to ``folder``, as absolute; expands ~ and keeps symbolic links."""
     # Not Path.resolve: a link to a model drive must stay a link, and ~name of an unknown user a plain name.
     return os.path.abspath(folder / os.path.expanduser(path))  # noqa: PTH100, PTH111
 

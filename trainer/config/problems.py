@@ -46,7 +46,7 @@ def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
 
 
 def validated(root: type[_Section], data: Mapping[str, Any], code: str, source: str, remedy: str) -> _Section:
-    """Return `data` validated as a `root` table; raises JobError that lists every error in `source`, the file."""
+    """Return `data` validated as a `root` table; raises JobError listing every error in the file `source`."""
     try:
         return root.model_validate(data)
     except ValidationError as error:

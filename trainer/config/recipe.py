@@ -187,7 +187,7 @@ class RecipeConfig(Section):
     token_chunks: Literal[75, 150, 225] = Field(default=75, title="Max token length")
     """Maximum caption length in tokens (kohya: max_token_length); longer captions are truncated."""
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
-    """Training resolution in pixels: buckets have about this area (1024 = 1024x1024); default: 512, SDXL 1024."""
+    """Training resolution in pixels: buckets have about this area (1024 = 1024x1024); default: 512 (SDXL: 1024)."""
     images: ImagesConfig = Field(default=ImagesConfig(), title="Images")
     """How images are cropped, flipped and sorted into buckets."""
     captions: CaptionConfig = CaptionConfig()
@@ -200,7 +200,7 @@ class RecipeConfig(Section):
     @field_validator("optimizer", mode="before")
     @classmethod
     def _default_optimizer(cls, value: Any) -> Any:
-        """Add the default optimizer's name to arguments without one, as if the table were absent."""
+        """Add the default optimizer's name to an optimizer table that has none."""
         return {"name": "adamw", **value} if isinstance(value, dict) else value
 
     @property

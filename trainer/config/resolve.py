@@ -111,8 +111,9 @@ def resolve_job(
     """Return the job with all values resolved, ready to be frozen; resolving it again changes nothing.
 
     ``family``, ``prediction`` and ``zero_terminal_snr`` are the detected (or configured) properties of the base;
-    ``samples_per_epoch`` includes repeats. Values set in the job are kept. Values that stay None mean "off", "all", or
-    "from the dataset's files", which the frozen listing records.
+    ``samples_per_epoch`` includes repeats. Values set in the job are kept. A value that stays None means "off" or
+    "all", or comes from the dataset's files and is recorded in the frozen listing.
+
     Raises JobError that names every key that does not work with this base or machine.
     """
     faults = tuple(_faults(job, family, prediction, zero_terminal_snr, machine))

@@ -186,7 +186,7 @@ def _mark_captions(images: Iterable[ImageRecord], recipe: RecipeConfig, scan: Sc
 
 
 def _texts(image: ImageRecord, recipe: RecipeConfig) -> Iterator[str]:
-    """Yield each alternative caption of an image as trained, but without dropout and with fixed wildcard choices."""
+    """Yield each alternative caption as used in training, but without dropout and with fixed wildcard choices."""
     whole = without_randomness(recipe.captions)
     for caption in image.captions or ("",):
         yield compose_caption((caption,), image.trigger, image.class_words, whole, np.random.default_rng(0))

@@ -226,7 +226,10 @@ class _Decoder:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Make processes started within the block ignore Ctrl-C, which terminals send to all; only this one handles it."""
+    """Make processes that are started in the block ignore Ctrl-C.
+
+    Terminals send Ctrl-C to these processes too, but only the main process should handle it.
+    """
     if sys.platform == "win32":
         yield
         return

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from trainer.errors import DatasetError
 
 Severity = Literal["error", "warning", "info"]
-"""error: left out or wrong; warning: used, but probably not as intended; info: good to know."""
+"""error: a file cannot be used; warning: it is used, but probably not as intended; info: good to know."""
 CROP_LOSS = 0.2
 """Cropping that removes more than this share of an image's area is reported."""
 _NAMED = 4

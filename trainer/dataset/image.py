@@ -106,7 +106,7 @@ def _shapes(widest: int, tallest: int, resolution: int, images: ImagesConfig) ->
 
 
 def crop_loss(width: int, height: int, bucket: Size) -> float:
-    """Return the share (0 to 1) of an image's area that is cropped to fill the bucket."""
+    """Return the share (0 to 1) of an image's area that is cropped away to fill the bucket."""
     wide, narrow = width * bucket[1], height * bucket[0]
     return 1.0 - min(wide, narrow) / max(wide, narrow)
 

@@ -141,7 +141,7 @@ def check_megapixels(path: Path, width: int, height: int, max_megapixels: float)
 
 @contextmanager
 def faults_named(path: Path) -> Iterator[None]:
-    """Convert errors about an image file in the block to a DatasetError that names the file."""
+    """Convert errors that an image file causes in the block to a DatasetError that names the file."""
     try:
         yield
     except FileNotFoundError as fault:
@@ -261,7 +261,7 @@ def decode(image: ImageFile.ImageFile) -> Layers:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Scale grayscale of more than 8 bits to mode L by its full range; Pillow's own conversion clips to white.
+    """Convert grayscale of more than 8 bits to mode L by scaling; Pillow's conversion clips bright values to white.
 
     Pillow already reads 16-bit color as 8-bit RGB. Raises ValueError for values outside 0 to 65,535 (mode F: 0 to 1).
     """

@@ -138,7 +138,7 @@ class Sample:
     image: ImageRecord
     epoch: int
     repeat: int
-    """Index of this sample among those with the same content in the epoch; part of the key of random streams."""
+    """Index of this sample among those of the same image in the epoch; part of the key of its random streams."""
     caption: str
     window: Box
     """Region that is scaled to the bucket: left, top, width and height in pixels of the upright image."""
@@ -206,8 +206,9 @@ def epoch_samples(images: Iterable[ImageRecord], epoch: int) -> list[tuple[Image
     """Return each (image, repeat) of an epoch in an order that depends only on contents, never on names.
 
     Training images appear `repeats` times. Regularization images appear as often in total as training images: as in
-    sd-scripts, they are cycled if there are fewer and cut off if there are more. Unlike in sd-scripts, each epoch
-    continues the cycle (each image `repeats` times, by content hash) where the previous one ended, so all are used.
+    sd-scripts, they are cycled if there are fewer and cut off if there are more. A cycle has each image `repeats`
+    times, sorted by content hash. Unlike in sd-scripts, each epoch continues the cycle where the previous epoch ended,
+    so that all images are used.
     """
     ordered = sorted(images, key=_content_order)
     shown = [image for image in ordered if image.kind == "train" for _ in range(image.repeats)]

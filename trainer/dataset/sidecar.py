@@ -52,7 +52,7 @@ class FolderSettings(_Line):
 
 
 class ImageSettings(_Line):
-    """Settings of one image, in any other line.
+    """Settings of one image, in any line after the first.
 
     `crop` is (left, top, right, bottom) as fractions of the upright image.
     """

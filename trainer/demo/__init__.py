@@ -145,7 +145,7 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
 
 
 def prompts() -> Mapping[str, Any]:
-    """Return the trigger word, the prompts from the dataset and new ones, and the sampling settings."""
+    """Return the trigger word, prompts from the dataset, prompts outside the dataset, and the sampling settings."""
     return read_toml(asset_path("demo", "prompts.toml"), "config")
 
 

@@ -82,7 +82,7 @@ def test_where_encoding_alone_takes_as_much_no_plan_is_called_smaller(
     values = {"phase": "cache_pictures", "bytes": encoding["reserved"]}
     assert {"code": "smaller.phase", "values": values} in found["remarks"]
     assert {"code": "fit.experiment", "values": {"key": "fit.compile"}} in found["remarks"]
-    reason = f'needs much less memory: "Encode images" takes {encoding["reserved"] / 2**20:.1f} MiB'
+    reason = f'needs much less memory than this: "Encode images" takes {encoding["reserved"] / 2**20:.1f} MiB'
     assert cli.main(words_of(job)) == 0
     told = capsys.readouterr().out
     assert reason in told and "fit.compile" not in told

@@ -56,9 +56,9 @@ _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 def load_preset(path: Path) -> Preset:
     """Read the preset file at ``path``.
 
-    Raises JobError, whose ``problems`` list every error, for a file that is unreadable, too large, not UTF-8, not TOML,
-    too deeply nested, or actually a job; for one with a newer schema; and for keys, values, texts or images that are
-    not allowed.
+    Raises JobError, whose ``problems`` list every error, if the file is unreadable, too large, not UTF-8, not TOML, too
+    deeply nested or a job file, if it has a newer schema, or if it contains keys, values, texts or images that are not
+    allowed.
     """
     with noting_file(path):
         return parse_preset(read_text(path, PRESET_FILE), path.name)
@@ -86,7 +86,7 @@ def parse_preset(text: str, source: str) -> Preset:
 
 
 def _require_modest(text: str, source: str) -> None:
-    """Raise JobError if ``text``, apart from strings and comments, is so long or nested that parsing takes too long."""
+    """Raise JobError if ``text``, apart from strings and comments, is so long or nested that parsing would be slow."""
     syntax = _TEXT_OR_COMMENT.sub("_", text)
     if len(re.sub(r"\s+", "", syntax)) > _MOST_SYNTAX or syntax.count("=") > _MOST_KEYS:
         raise JobError("preset.large", f"{source} has too many keys and values for a preset.", REMEDY)

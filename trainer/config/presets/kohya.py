@@ -113,7 +113,7 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Convers
 def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, str]:
     """Return the metadata with the batch, bucket and caption settings of `ss_datasets` added.
 
-    sd-scripts stores them there for runs with a dataset file; they are added under the keys of other runs.
+    sd-scripts stores them there for runs with a dataset file; they are added under the ss_* keys of runs without one.
     """
     values = dict(metadata)
     datasets = _json(metadata.get("ss_datasets"))

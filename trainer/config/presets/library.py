@@ -205,7 +205,7 @@ def _namesake(preset: Preset, library: PresetLibrary) -> PresetEntry | None:
 
 
 def _free_place(preset: Preset, folder: Path, library: PresetLibrary) -> Path:
-    """Return an unused path for a preset, numbered if a renamed preset still uses the file with this name."""
+    """Return an unused path for a preset; it gets a number if a renamed preset still uses the file with this name."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
     taken = {each.path for each in library.presets}
     places = (folder / f"{each}.toml" for each in numbered(stem))

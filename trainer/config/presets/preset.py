@@ -66,7 +66,7 @@ class PresetBaseConfig(Section):
     """Base that the recipe was made for."""
 
     family: Family
-    """Architecture; a recipe for one does not work with another."""
+    """Architecture of the base; the recipe does not work with another one."""
     name: str = Field(default="", max_length=200, examples=["model.safetensors"])
     """File name or Hub id of the base, without folders."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", examples=["64 digits of 0-9 and a-f"])
@@ -188,7 +188,7 @@ def _steers(letter: str, several_lines: bool) -> bool:
 
 def _name_fault(key: str, text: str) -> str | None:
     if key == "name" and text and safe_name(text) != unicodedata.normalize("NFC", text):
-        return f'cannot be a file name; "{safe_name(text)}" can'
+        return f'cannot be a file name; use "{safe_name(text)}" instead'
     if key == "base.name" and text and not _HUB_ID_OR_FILE.fullmatch(text):
         return "must be a file name or a Hub id owner/name, without folders"
     return None

@@ -129,7 +129,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "cache": (GOOD + "[fit]\ncache_gigabytes = 1e9\n", "fit.cache_gigabytes: belongs to one machine"),
     "card without fit": (GOOD + "[gpu]\ngigabytes = 8\n", "gpu: describes the GPU of a fit"),
     "name climbing out": (GOOD.replace("gouache", "../../autostart"), "name: "),
-    "name with a folder": (GOOD.replace("gouache", "a/b"), 'cannot be a file name; "a-b" can'),
+    "name with a folder": (GOOD.replace("gouache", "a/b"), 'cannot be a file name; use "a-b" instead'),
     "name of a device": (GOOD.replace("gouache", "CON"), "cannot be a file name"),
     "hidden name": (GOOD.replace("gouache", ".bashrc"), "cannot be a file name"),
     "name as an option": (GOOD.replace("gouache", "--yes"), "cannot be a file name"),

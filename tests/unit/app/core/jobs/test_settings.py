@@ -33,7 +33,7 @@ def test_labels_are_unique_within_a_table_and_short() -> None:
     ("key", "default"),
     [
         ("recipe.images.bucket_min", "half the resolution"),
-        ("recipe.resolution", "512, SDXL 1024"),
+        ("recipe.resolution", "512 (SDXL: 1024)"),
         ("fit.dtype", "bf16, fp16 on GPUs without it, or fp32 on the CPU"),
         ("recipe.rank", ""),
     ],
