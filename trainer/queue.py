@@ -45,7 +45,7 @@ def lanes_for(entry: Entry, lanes: Sequence[str]) -> list[str]:
 
 
 def settings_for(entry: Entry, lane: str, lanes: Sequence[str]) -> list[str]:
-    """Return arguments for `train` that select the device; empty if the PC has only one or the job sets one."""
+    """Return arguments for `train` that select the device; empty if the PC has only one device or the job sets it."""
     return ["--set", f"fit.device={lane}"] if len(lanes) > 1 and _device(entry) is None else []
 
 

@@ -95,7 +95,7 @@ class RowStore:
             self._write()
 
     def close(self) -> None:
-        """Write pending values and close the file; it is not opened again if a stuck thread calls the store later."""
+        """Write pending values and close the file; later calls, such as from a stuck thread, do not open it again."""
         with self._lock:
             self._write()
             self._failed = True

@@ -48,7 +48,10 @@ class Kernels:
 
     @classmethod
     def of(cls, device: torch.device) -> Kernels:
-        """Return kernels, compiled on a GPU with a working compiler; on the CPU compiling costs more than it gains."""
+        """Return kernels that are compiled if ``device`` is a GPU and a compiler works.
+
+        On the CPU, compiling would take more time than it saves.
+        """
         return cls(compiled=device.type == "cuda" and not compiler_error(device))
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:

@@ -171,7 +171,7 @@ def time_all(
 ) -> list[Timing]:
     """Time each layer's forward and backward with and without int8; leave the random state and memory unchanged.
 
-    ``clock`` makes a clock that measures for the given seconds; with None nothing is timed, and int8 is used wherever
+    ``clock`` returns a clock for a time budget in seconds; if it is None, nothing is timed, and int8 is used wherever
     it works. Raises RuntimeError if memory runs out.
     """
     tasks = [(linear, direction) for linear in layers for direction in DIRECTIONS if _is_candidate(linear, direction)]

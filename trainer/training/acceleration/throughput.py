@@ -264,8 +264,8 @@ def _timed(
     """Time every size, within a total of ``budget`` seconds; ``bare`` is the fixed overhead to subtract.
 
     On the CPU the sizes take turns, so that the CPU caches contain other data, as in a training step; a convolution
-    repeated back to back takes only 70 % of that time. On a GPU each size is timed separately, because
-    memory may not suffice for all tensors at once.
+    repeated back to back finds its data in the caches and takes only 70 % as long. On a GPU each size is timed
+    separately, because memory may not suffice for all tensors at once.
     """
     together = device.type != "cuda" and sum(size.bytes for size in sizes) < _TOGETHER
     groups = [sizes] if together else [[size] for size in sizes]
@@ -280,8 +280,8 @@ def _timed(
 def _seconds_each(sizes: Sequence[OperationSize], device: torch.device, clock: Clock, budget: float) -> list[float]:
     """Return the seconds for each size, averaged over its example calls; the first two rounds are warm-up.
 
-    On a GPU the fastest try counts, because nothing else runs between its events. On the CPU the median
-    counts, which is 10 to 25 % longer: clock speeds and other programs affect a training step too.
+    On a GPU the fastest try is used, because nothing else runs between its events. On the CPU the median is used,
+    which is 10 to 25 % longer than the fastest try: clock speeds and other programs affect a training step too.
     """
     examples = [sample_calls(size, device) for size in sizes]
     tries: list[list[list[float]]] = [[[] for _ in variants] for variants in examples]

@@ -248,7 +248,7 @@ class Cache:
     def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.CachingSpeed | None:
         """Encode missing and damaged texts, several at once unless the run has to be deterministic.
 
-        The previous texts are written in the background. Otherwise works like `ensure_latents`.
+        While texts are encoded, the previous ones are written in the background. Otherwise works like `ensure_latents`.
         """
         wanted = {self.text_key(text): text for text in texts}
         missing = self._missing(self.texts, wanted)

@@ -152,7 +152,7 @@ def head_widths(unet: Config, texts: Iterable[Config]) -> set[int]:
 
 
 def _try_kernel(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Iterable[int]) -> None:
-    """Run tiny attention calls forward and backward: only a failure shows that PyTorch has no such kernel."""
+    """Run tiny attention calls forward and backward; PyTorch reports a missing kernel only by failing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # one per refused kernel, with a reason for developers
         try:

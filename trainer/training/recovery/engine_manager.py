@@ -69,7 +69,7 @@ class EngineManager:
         self._unloaded = False
         """Whether the models, master weights and optimizer state have been freed; the Engine object itself stays."""
         self._replaying = False
-        """Whether the current `make_ready` has replayed steps; stays set if it runs out of memory and is repeated."""
+        """Whether the current `make_ready` has replayed steps; stays set if it fails and is called again."""
         self._goal = TrainingProgress()
 
     @property

@@ -121,7 +121,10 @@ class Recovery:
         self.phase = phase
 
     def use_checkpoints(self, checkpoints: CheckpointCallback) -> None:
-        """Set the callback that saves checkpoints after fallback steps and before giving up; by default, none does."""
+        """Set the callback that saves checkpoints after fallback steps and before giving up.
+
+        Until it is set, no checkpoints are saved.
+        """
         self._checkpoints = checkpoints
 
     def prepare_first_step(self, step: int) -> None:

@@ -159,8 +159,9 @@ class Attempt:
     def _callbacks(self, engine: Engine, checkpoints: CheckpointCallback, saving: ExportCallback) -> list[Callback]:
         """Return the callbacks of the training loop in the order in which they run.
 
-        Callbacks whose results must be in the checkpoint run before it; callbacks that may fail run after it. From
-        validation on, all callbacks may be interrupted; their `at_start` does the work when the run is resumed.
+        Callbacks whose results must be in the checkpoint run before it; callbacks that may fail run after it. The
+        validation callback and all later ones may be interrupted; when the run is resumed, their `at_start` does what
+        they left undone.
         """
         previews = PreviewCallback(engine, self.previewer, self.exporter, self.reporter)
         # Before the callbacks that may be interrupted, because a resume adds no points for earlier steps.

@@ -52,7 +52,7 @@ class PlannedFit:
 
     fit: FitConfig
     fallbacks: tuple[FallbackStep, ...] | None = None
-    """Fallback steps, applied in order when memory runs out; None: all that change no key set by the user."""
+    """Fallback steps, applied in order when memory runs out; None: all steps that change no key set by the user."""
     forecast: Forecast | None = None
     notices: tuple[str, ...] = ()
     """Sentences about the plan for the user."""
