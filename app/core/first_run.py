@@ -84,7 +84,7 @@ class MachineCheck:
         self._process.ended.connect(self._on_ended)
 
     def start(self) -> None:
-        """Start the check, which takes a few seconds with PyTorch on an SSD."""
+        """Start the check, which takes a few seconds if PyTorch is installed on an SSD."""
         try:
             self._process.send({})
         except OSError as error:
@@ -96,7 +96,7 @@ class MachineCheck:
 
     @property
     def worst(self) -> list[CheckResult]:
-        """Return the results that prevent training or, if there are none, the doubtful ones."""
+        """Return the results with the verdict "broken" or, if there are none, those with "doubtful"."""
         broken = [result for result in self.findings if result.verdict == "broken"]
         return broken or [result for result in self.findings if result.verdict == "doubtful"]
 
@@ -145,7 +145,10 @@ def demo_job(jobs: Path) -> Path:
 
 
 def _is_usable(job: Path) -> bool:
-    """Return whether a job can be read and its base still exists; Impasto may have been reinstalled elsewhere."""
+    """Return whether a job can be read and its base still exists.
+
+    The demo's base no longer exists at the same path if Impasto was reinstalled in another folder.
+    """
     try:
         return Path(read_toml(job, "text")["base"]["model"]).exists()
     except (OSError, ValueError, KeyError, TypeError):

@@ -15,7 +15,7 @@ from app.core.events import Emitter
 
 _NUMBER = re.compile("[0-9]+")
 _PORTION = 512
-"""Average number of names sorted at once; at most a few thousand. Each sort holds the GIL for up to 2 ms."""
+"""Average number of names per bucket; the largest has a few thousand, and sorting it holds the GIL for up to 2 ms."""
 
 
 def natural_key(name: str) -> str:
@@ -141,7 +141,7 @@ class FolderChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LibraryChange:
-    """A change to the library: ids of the images, and which fields or facts changed in the altered ones."""
+    """A change to the library: ids of the images, and which fields or facts of the altered images changed."""
 
     added: frozenset[int] = frozenset()
     removed: frozenset[int] = frozenset()

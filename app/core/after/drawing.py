@@ -36,7 +36,7 @@ class GridCell:
 
 
 def grid(loras: Sequence[Path], strengths: Sequence[float], prompts: Sequence[dict[str, Any]]) -> list[GridCell]:
-    """Return one cell for each combination of LoRA, strength and prompt, with the cells of each LoRA together."""
+    """Return one cell for each combination of LoRA, strength and prompt, grouped by LoRA."""
     return [GridCell(lora, strength, prompt) for lora, strength, prompt in product(loras, strengths, prompts)]
 
 
@@ -50,7 +50,7 @@ class RenderJob:
     stage: str = "starting"
     """One of starting, loading, drawing, done, cancelled and failed."""
     share: float = 0.0
-    """Completed fraction of the current stage, 0 to 1; in the stage "drawing", the fraction of all cells together."""
+    """Completed fraction of the current stage, 0 to 1; the stage "drawing" covers all cells of the request."""
     changed: Emitter[None] = field(default_factory=Emitter)
     """Emitted when the stage or its progress changes."""
     image_ready: Emitter[int] = field(default_factory=Emitter)

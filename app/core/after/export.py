@@ -201,7 +201,7 @@ def candidates(snapshot: SavedSteps) -> list[Candidate]:
 
 
 def _files(snapshot: SavedSteps) -> dict[int, tuple[Path, bool]]:
-    """Return each step's file if it still exists, and whether it is the final result (a name without step number)."""
+    """Return each step's file if it still exists, and whether it is the final result (no step number in its name)."""
     files: dict[int, tuple[Path, bool]] = {}
     for saved in snapshot.saved:
         path, last = snapshot.folder / saved.file, not Path(saved.file).stem.endswith(step_ending(saved.step))

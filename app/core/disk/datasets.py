@@ -102,7 +102,7 @@ class _Dataset:
     touched: set[int] = field(default_factory=set)
     """Images that the user changed during the current scan, which may have read older values."""
     again: dict[Path, set[str]] = field(default_factory=dict)
-    """Names of images, by folder: the next scan rereads their captions and notes, and reports their folders' facts."""
+    """Names of images, by folder: the next scan rereads their captions and notes, and reports the folders' settings."""
     dropped: dict[Path, set[str]] = field(default_factory=dict)
     """Names of images, by folder, that the next scan forgets and, if they still exist, reports as new."""
     unsized: dict[int, None] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class Datasets:
             self._set_lost(dataset, None)
 
     def drop(self, ids: Iterable[int]) -> None:
-        """Remove images whose files the app is about to move away; call `moved` after the move."""
+        """Remove images whose files the app is about to move, and ignore these files until `moved` is called."""
         gone = set(ids)
         for dataset in self._open.values():
             for folder, names in dataset.ids.items():

@@ -15,7 +15,7 @@ from trainer.protocol.files import long_path, staged, write_bytes
 from trainer.protocol.places import is_disk_full
 
 _MAX_NAME_BYTES = 255
-"""Maximum bytes of a file name on common file systems."""
+"""Maximum length of a file name, in bytes, on common file systems."""
 
 
 @dataclass(frozen=True, slots=True)

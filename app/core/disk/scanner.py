@@ -36,7 +36,8 @@ thousand files on a local disk, or a few on a network drive."""
 _CHEAP_LISTING = 0.05
 """Maximum listing time, in CPU seconds, of a directory that is listed after every change (about 5,000 files)."""
 _REST_FACTOR = 10
-"""Pause between listings of a larger directory, as a multiple of its listing time; each save changes the directory."""
+"""Pause between listings of a directory that takes longer than `_CHEAP_LISTING`, as a multiple of its listing time.
+Without a pause, every save would cause another listing, because it changes the directory."""
 _NO_STATE = FileState(-1, -1)
 """File state that no existing file has."""
 # Values to determine again for an image whose file changed.
@@ -45,7 +46,7 @@ _STALE_VALUES = {"width": None, "height": None, "problem": None, "content": None
 
 @dataclass(frozen=True, slots=True)
 class FilesFound:
-    """Up to `BATCH` new images of one folder, with the facts known from its listing."""
+    """Up to `BATCH` new images of one folder, with the values known from its listing."""
 
     folder: Folder
     images: Mapping[str, Mapping[str, Any]]
@@ -69,7 +70,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Facts that apply to all images of a folder."""
+    """Settings of a folder, such as its repeats, which apply to all of its images."""
 
     folder: Folder
     marks: FolderMarks
@@ -77,7 +78,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class OrphanFiles:
-    """All files of a folder without a matching image, by issue code."""
+    """All files in a folder that do not belong to an image in it, by issue code."""
 
     folder: Folder
     names: Mapping[str, tuple[str, ...]]
@@ -176,8 +177,8 @@ class FolderScanner:
 
         A directory is listed again when its timestamp has changed, but a large one only every few seconds. Every scan
         checks whether files in `near` were written in place, plus a few of the other files; with `whole`, it checks all
-        files. Captions and notes of images in `again` are read regardless of timestamps, and the facts of their folders
-        are reported again. Images in `dropped` are forgotten, and reported as new if they still exist.
+        files. Captions and notes of images in `again` are read regardless of timestamps, and the settings of their
+        folders are reported again. Images in `dropped` are forgotten, and reported as new if they still exist.
 
         An image that was not found is first reported as missing, and removed if the next scan does not find it either:
         some programs delete a file for a moment when they save it. If all images vanish at once, the drive is probably
@@ -233,7 +234,10 @@ class FolderScanner:
             self._compare(path, Listing())
 
     def _files_to_check(self, near: Names) -> Names:
-        """Return the files in `near`, plus those that have changed among the next few of all files."""
+        """Return the files in `near`, plus other files that were found to have changed.
+
+        Each call checks files for `_CHECK_SECONDS`, continuing where the previous call stopped.
+        """
         due = {path: set(names) for path, names in near.items()}
         end = time.perf_counter() + _CHECK_SECONDS
         for path, name in self._pending_checks:

@@ -175,7 +175,7 @@ class Thumbnails:
                 self._change.notify_all()
 
     def _start(self) -> None:
-        """Start threads up to the intended number, not counting those stuck on a disk that does not respond."""
+        """Start threads until the configured number is running, not counting those stuck on an unresponsive disk."""
         while self._threads < min(self._count + self._stuck(), self._count + _MAX_EXTRA):
             thread = threading.Thread(target=self._work, name=f"thumbnails-{self._threads}", daemon=True)
             self._all_threads = [*filter(threading.Thread.is_alive, self._all_threads), thread]

@@ -44,7 +44,7 @@ _MOST_WORDS = 1500
 
 
 class CaptionSnapshot(Protocol):
-    """Id and caption of an image: of a `LibraryImage`, or in a snapshot that a worker reads."""
+    """Object with an image's id and caption: a `LibraryImage`, or an item of a snapshot that a worker reads."""
 
     @property
     def id(self) -> int:
@@ -110,8 +110,9 @@ def replace_text(
     r"""Replace all matches of a text or, with `pattern`, of a regular expression (groups: \1, \g<name>).
 
     Without `capitals`, case is ignored. Raises PatternError for an invalid pattern or replacement, and for a pattern
-    that takes longer than PATIENCE seconds on a caption. The `regex` library has timeouts and releases the GIL. The
-    `re` module does neither; running it in a separate process would delay the preview by tenths of a second per key.
+    that takes longer than PATIENCE seconds on a caption. The `regex` library supports timeouts and can release
+    the GIL. The `re` module can do neither, and running it in a separate process would delay the preview by tenths of a
+    second per keystroke.
     """
     if not find:
         return Edit("Replace nothing", ())
@@ -291,8 +292,8 @@ def _slow(text: str) -> PatternError:
     start = text if len(text) <= 60 else text[:60] + "..."
     return PatternError(
         "bulk.slow_pattern",
-        f'The pattern takes too long at the caption "{start}": nested repetitions can match in too many ways.',
-        "Avoid a repetition inside another: write a+ instead of (a+)+.",
+        f'The pattern takes too long on the caption "{start}": nested repetitions can match in too many ways.',
+        "Avoid nested repetitions: write a+ instead of (a+)+.",
     )
 
 
@@ -319,7 +320,7 @@ def exclude_others(images: Iterable[LibraryImage], kept: Collection[int]) -> Edi
 
 
 def mark_folder(folder: Folder, **facts: str | int | bool | None) -> Edit:
-    """Change settings of a folder, given by name: `repeats`, `regularization`, `trigger`."""
+    """Change the given settings of a folder: `repeats`, `regularization` or `trigger`."""
     changes = tuple(
         FolderChange(folder, field, getattr(folder, field), facts[field])
         for field in _FOLDER

@@ -12,9 +12,9 @@ not ids::
 An edit without an "end" line was incomplete when the process died: no files were changed, so it is ignored, as is an
 incomplete last line. Saved values are no longer needed, so the file is rewritten from time to time.
 
-Only the newest edit of each value counts. Edits made on top of each other form one request, which may replace anything
-that one of them may have written. An edit that was not made on top of the previous one supersedes it, because the user
-saw something else on disk. A superseded edit therefore does not come back after a kill.
+Only the newest edit of each value counts. Edits made on top of each other form one request, which may overwrite
+any value that an earlier one of them may have written. An edit that was not made on top of the previous one supersedes
+it, because the user saw something else on disk. A superseded edit therefore does not come back after a kill.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def sweep(folder: str, keep: Callable[[str, bytes], None]) -> None:
 
 
 def refusal(fault: OSError, place: Path) -> DatasetError:
-    """Return the error for a place that cannot be written to; its text says that changes are kept and retried."""
+    """Return the error to show when `place` cannot be written to; it says that the user's changes are kept."""
     reason = fault.strerror or str(fault)
     if is_disk_full(fault):
         return DatasetError(

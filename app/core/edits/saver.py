@@ -163,7 +163,7 @@ class Saver:
         """Edits to be moved into `_entries`; they are newer than all entries."""
         self._entries: dict[Key, _UnsavedValue] = {}
         self._untried: dict[SaveNotice, set[Key]] = {}
-        """Keys of earlier sessions' edits that have not been tried yet, by the notice to send when all have been."""
+        """Keys of earlier sessions' edits that are still to be tried, by the notice to send once all were tried."""
         self._saved = self._taken = 0
         self._states = self._emitted = 0
         """Number of states computed so far, and the number of the newest one that was emitted."""
@@ -214,7 +214,7 @@ class Saver:
         return self._unsaved(folder, f"{within}/{name}" if within else name, fields)
 
     def unsaved_of_folder(self, folder: Folder) -> Mapping[FolderField, Value]:
-        """Return the unsaved edits of a folder's facts."""
+        """Return the unsaved edits of a folder's settings."""
         fields: tuple[FolderField, ...] = ("repeats", "regularization", "trigger")
         return self._unsaved(folder, self._within(folder), fields)
 
@@ -495,7 +495,7 @@ class Saver:
         self._emit(state, number)
 
     def _unwritten(self, written: Collection[Key]) -> Iterator[SaveRequest]:
-        """Yield the requests that are still unsaved when the values in `written` have been saved."""
+        """Yield the requests that are still unsaved once the values in `written` have been saved."""
         for key, entry in self._entries.items():
             if key not in written:
                 yield entry.unwritten()

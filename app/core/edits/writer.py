@@ -78,7 +78,10 @@ class Neighbors:
             raise outside_link_error(file)
 
     def spelled(self, file: str) -> str | None:
-        """Return the existing file whose suffix differs from `file` only in case, for case-sensitive systems."""
+        """Return the existing file whose name differs from `file` only in the case of its suffix, or None.
+
+        Case-sensitive systems do not find such a file by the name `file`.
+        """
         folder, wanted = os.path.split(file)
         if folder not in self._odd:
             # Raises if the folder is gone: then it is unknown whether the caption exists.

@@ -27,7 +27,7 @@ APP_RULES: Mapping[str, Rule] = {
     "duplicate.exact": Rule(
         "warning",
         "{images} identical to another one.",
-        "Keep one of each; use repeats to show an image more often.",
+        "Keep one of each; use repeats to train on an image more often.",
     ),
     "duplicate.near": Rule(
         "warning",

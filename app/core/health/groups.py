@@ -53,7 +53,7 @@ class ImageIndex:
         return self._kinds.get(kind, {}).get(which, _NONE)
 
     def all(self, kind: str) -> Mapping[Hashable, Set[int]]:
-        """Return the ids of the images with each value of a kind, by value; do not modify the result."""
+        """Map each value of a kind to the ids of the images with this value. Do not modify the result."""
         return self._kinds.get(kind, {})
 
 

@@ -1,8 +1,8 @@
 """Findings and chart data of the open datasets, kept up to date with the library.
 
 An image is judged whenever it changes, which takes a few microseconds, so editing one caption costs the same in a
-dataset of any size. Many changed images are judged in batches between the user's events. Worker processes inspect the
-files (inspector.py); a worker thread counts rare and frequent tags on `refresh`.
+dataset of any size. If many images changed, they are judged in batches between window events. Worker processes inspect
+the files (inspector.py); a worker thread counts rare and frequent tags on `refresh`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Images inspected at once: a second or two of work when no result is cached.
 _BATCH = 24
 _RETRY_SECONDS = 30.0
-"""Seconds after a failed start of the worker processes before a new request tries to start them again."""
+"""Minimum seconds between a failed start of the worker processes and a request that tries to start them again."""
 
 
 class InspectedImage(NamedTuple):
@@ -63,7 +63,7 @@ class InspectionBatch(NamedTuple):
 class Inspector:
     """Background inspector that uses worker processes; results for unchanged files are cached on disk.
 
-    Use it only on the library's thread. There it calls `have` with each batch of results, and `stuck` when it has set
+    Use it only on the library's thread, on which it calls `have` with each batch of results, and `stuck` after setting
     `fault`. `close` stops it immediately, even in the middle of an image.
     """
 

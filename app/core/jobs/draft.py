@@ -28,7 +28,7 @@ TAKEN_OVER = QT_TRANSLATE_NOOP("Train", "another program's change")
 
 
 class Origin:
-    """Values that a job is compared with: those of a preset's recipe, otherwise the defaults."""
+    """Values that a job is compared with: those that a preset's recipe sets, and the defaults for all other keys."""
 
     def __init__(self, preset: Preset | None) -> None:
         self.preset = preset
@@ -42,7 +42,10 @@ class Origin:
         return value_at(self.values, key)
 
     def differences(self, values: Values) -> Mapping[str, Any]:
-        """Return the keys whose values in a job differ, each with the expected value (None if it has no default)."""
+        """Return the keys whose values in a job differ from the preset's value or the default, each with that value.
+
+        The value is None if the preset does not set the key and it has no default.
+        """
         found: dict[str, Any] = {}
         kinds = {value_at(place, "recipe.optimizer.name") or "adamw" for place in (values, self.values)}
         for each in settings():
@@ -136,7 +139,7 @@ class Draft:
         self.changed: Emitter[frozenset[str]] = Emitter()
         """Emitted with the keys whose values changed; the set is empty if only the verdict or differences changed."""
         self.external_change_applied: Emitter[None] = Emitter()
-        """Emitted when the job has taken over another program's change to the file; undo restores the values before."""
+        """Emitted when another program's change to the file was applied to the job; `undo` reverts it."""
         self.secured: Emitter[str] = Emitter()
         """Emitted when a password or token was removed from the base link; the message says where it is now."""
         self.file.set_known_values(values)
@@ -373,7 +376,7 @@ class Draft:
 
 
 def _drop_excluded(values: Values, key: str) -> None:
-    """Remove keys that a new value rules out: other length settings, or arguments of the former optimizer."""
+    """Remove keys that a new value rules out: other length settings, or arguments of the previous optimizer."""
     table, _, name = key.rpartition(".")
     if table == "recipe" and name in LENGTH_KEYS:
         for other in LENGTH_KEYS:

@@ -56,7 +56,7 @@ def open_images(library: Library, folders: Iterable[Path]) -> list[ImageFolder]:
 
 
 def new_values(name: str, images: Sequence[ImageFolder], folder: Path, stated: Mapping[str, Any]) -> Values:
-    """Return the values of a new job whose file will be in `folder`; `stated` has more settings, by dotted key."""
+    """Return the values of a new job whose file will be in `folder`; `stated` has further values, by dotted key."""
     values: Values = {"schema": SCHEMA, "name": name}
     for key, value in stated.items():
         put(values, key, value)
@@ -81,7 +81,8 @@ def preset_of(draft: Draft, presets: Iterable[PresetEntry]) -> Preset | None:
 def find_recipe(name: str, presets: Iterable[PresetEntry], family: Family | None) -> Preset | None:
     """Return the preset with this name, such as "sdxl/style" or "style"; None if there is none.
 
-    The family is the one in the name, else `family`, else SDXL; if it has no such preset, another family's is returned.
+    The family is taken from the name; if the name has none, it is `family`, or SDXL if that is None. If this family has
+    no such preset, another family's preset is returned.
     """
     stated, _, plain = name.rpartition("/")
     named = [each.preset for each in presets if same_name(each.preset.name, plain)]
@@ -192,7 +193,10 @@ def stated_length(values: Values) -> tuple[str, Any]:
 
 
 def change_length_unit(draft: Draft, key: str, samples_per_epoch: int | None) -> None:
-    """Replace the length by one at `key`; the value is converted if the samples per epoch are known."""
+    """Replace the job's length setting with the one at `key`, such as "epochs".
+
+    The value is converted if the samples per epoch are known; otherwise the number stays the same.
+    """
     previous, value = stated_length(draft.values)
     if draft.valid_part is not None and samples_per_epoch:
         length = resolve_length(draft.valid_part.recipe, samples_per_epoch)

@@ -147,7 +147,7 @@ class _KnownFile:
     text: str | None = None
     """Its exact text; None before the first write."""
     base: str | None = None
-    """The text that edits start from: the file as it was before the first of them, so that undoing restores it."""
+    """Text that each write edits: the file as it was before the app changed it, so that undoing restores it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class JobFile:
         self._known = _KnownFile(to_toml(values))
 
     def is_own(self, text: str) -> bool:
-        """Return whether a text is the one that this app wrote last, or would write without the comments in it."""
+        """Return whether a text is what this app last wrote, or the known values as `to_toml` writes them."""
         known = self._known
         return text == known.plain or (known.text is not None and text == known.text.removeprefix("\ufeff"))
 
@@ -293,7 +293,7 @@ class JobFile:
 
 
 def edit_job_text(text: str, plain: str) -> str | None:
-    """Return a job file's text with the values of `plain`, its comments and layout kept; None if that is not possible.
+    """Return a job file's text with the values of `plain`, keeping its comments and layout; None if impossible.
 
     `plain` is a text that `to_toml` returned. Takes up to a second for the longest text.
     """
@@ -323,7 +323,7 @@ def _replace(path: Path, plain: str, known: _KnownFile) -> _WrittenFile:
 def _editable(data: bytes) -> str | None:
     """Return the text of a job file; None if it cannot be edited, or if its base link contains a password or token.
 
-    Comments may repeat such a secret, and would stay.
+    Editing keeps the comments, which may repeat such a secret.
     """
     try:
         text = data.decode()
@@ -355,5 +355,6 @@ def _unwritable(path: Path, error: OSError) -> JobError:
     return JobError(
         "job.unwritable",
         f"Could not save {path}: {reason}.",
-        f"{write_remedy(error)} Your changes stay open and are saved as soon as possible. Or duplicate the job.",
+        f"{write_remedy(error)} Your changes stay open and are saved as soon as possible. "
+        "You can also duplicate the job.",
     )

@@ -86,7 +86,7 @@ class Jobs:
         self.rescued: Emitter[Path] = Emitter()
         """Emitted with the new job file to which changes were saved because their own file could not be written."""
         self.resolved: Emitter[ImpastoError] = Emitter()
-        """Emitted with an error about writing an open or closing job's file when it no longer applies."""
+        """Emitted with an earlier error about writing a job's file when that error no longer applies."""
         self.secured: Emitter[str] = Emitter()
         """Emitted when a password or token was removed from a job's base link; the message says where it is stored."""
         self.closed: Emitter[None] = Emitter()
@@ -378,7 +378,10 @@ def _free_name(folder: Path, name: str, taken: set[str]) -> str:
 
 
 def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: set[str]) -> Path:
-    """Copy a job file, or rather `values` if given, to a new job in `folder` and return the new file."""
+    """Copy a job to a new one in `folder` and return the new file.
+
+    The values are those of the job file at `path` unless `values` is given; comments always come from the file.
+    """
     from app.core.jobs.job_file import drop, parse_values, with_absolute_paths
     from trainer.config.load import read_job_text
 

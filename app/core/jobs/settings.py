@@ -132,7 +132,7 @@ def tables() -> dict[str, str]:
 
 
 def _label(key: str) -> str:
-    """Return the label that the schema sets for a key, with or without "recipe." in front; empty if it sets none."""
+    """Return the label that the schema sets for a key or, if none, for the key in `recipe`; "" if it sets neither."""
     place = re.sub(r"\.\d+(?=\.|$)", ".*", key)
     return _labels().get(place) or _labels().get(f"recipe.{place}", "")
 
@@ -197,7 +197,7 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Facts about a job's base; initially none."""
+    """What is known about a job's base; by default, nothing."""
 
     stated: str = ""
     """Family and base as stated in the job; a different text means a different base."""

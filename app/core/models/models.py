@@ -235,7 +235,7 @@ class Models:
             self.changed.emit(None)
 
     def _sort(self) -> None:
-        """Update `bases`: those in the folders of an offered tool, and those that belong to no tool."""
+        """Set `bases` to the bases found, sorted and without those that only hidden tools have, and emit `changed`."""
         wanted, unwanted = _places(filter(self.is_offered, self.installations)), _places(self._unwanted())
         offered = [one for one in self._all if _in_any(one.path, wanted) or not _in_any(one.path, unwanted)]
         self.bases = tuple(sorted(offered, key=_order))

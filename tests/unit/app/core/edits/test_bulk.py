@@ -102,7 +102,7 @@ def test_a_bad_pattern_is_told_with_its_place(find: str, replacement: str, code:
 def test_a_catastrophic_pattern_ends_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "PATIENCE", 0.1)
     began = time.monotonic()
-    with pytest.raises(PatternError, match="takes too long at the caption"):
+    with pytest.raises(PatternError, match="takes too long on the caption"):
         bulk.replace_text(pictures("a" * 60 + "b"), r"(?:a|aa|aaa)+$", "", pattern=True)
     assert time.monotonic() - began < 120.0  # without a limit it would take longer than the world has stood
 
