@@ -88,7 +88,7 @@ def generation(capability: tuple[int, int]) -> str:
 
 
 def cublas_workspace(capability: tuple[int, int], *, deterministic: bool) -> str:
-    """Return the CUBLAS_WORKSPACE_CONFIG for a run: pairs of KiB and count, allocated twice per process.
+    """Return the CUBLAS_WORKSPACE_CONFIG for a run: pairs of size in KiB and count, allocated twice per process.
 
     Runs set it explicitly because forecasts depend on it, and PyTorch's default differs between the supported versions:
     32 MiB for Hopper in all of them, but for consumer Blackwell only in newer ones (parseChosenWorkspaceSize in
@@ -115,7 +115,7 @@ def other_processes_text(gpu: Gpu, own_pid: int) -> str:
 def list_gpus() -> list[Gpu]:
     """Return the NVIDIA GPUs in this PC in their current state; an empty list without a GPU or driver.
 
-    GPUs that do not respond, or not to this user, are left out if at least one responds. Raises ImpastoError
+    GPUs that do not respond, or that this user may not query, are left out if another one responds. Raises ImpastoError
     "gpu.driver", with the reason, if the driver does not work.
     """
     try:

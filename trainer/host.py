@@ -44,8 +44,8 @@ LIBRARIES = (
 def keep_awake(why: str) -> Iterator[None]:
     """Keep the computer from going to sleep automatically during the block; the screen may still turn off.
 
-    Has no effect if the system does not support this. On Windows it applies to the calling thread, which must be the
-    one that leaves the block.
+    Has no effect if the system does not support this. On Windows, it applies to the calling thread, so the
+    same thread must leave the block.
     """
     if sys.platform == "win32":
         set_execution_state(_CONTINUOUS | _SYSTEM_REQUIRED)

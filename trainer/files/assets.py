@@ -13,7 +13,7 @@ from trainer.protocol.reading import UnusableFileError, parse_json
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 EMBEDDED = "impasto.configs"
-"""Metadata key of the configs in a single-file base with unusual model sizes."""
+"""Metadata key under which a single-file base with unusual model sizes stores its configs."""
 PARTS: Mapping[Family, tuple[str, ...]] = {
     "sd15": ("unet", "vae", "text_encoder"),
     "sdxl": ("unet", "vae", "text_encoder", "text_encoder_2"),
@@ -112,7 +112,7 @@ def _index(folder: Path) -> dict[str, Any]:
     if (folder / "model_index.json").is_file():
         return read_json(folder / "model_index.json")
     singles = sorted(path.name for path in folder.glob("*.safetensors"))
-    named = f" It contains {singles[0]}: give that file instead." if singles else ""
+    named = f" It contains {singles[0]}. Specify that file instead." if singles else ""
     raise BaseModelError(
         "base.not_a_folder",
         f'"{folder}" is not a diffusers model: it has no model_index.json.{named}',

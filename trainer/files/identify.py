@@ -82,7 +82,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("embeddings.token_embedding.weight", "only a text encoder", CHOOSE_A_BASE),
     ("token_embedding.weight", "only a text encoder", CHOOSE_A_BASE),
 )
-_GET_A_VAE = "Give a .safetensors VAE of SD 1.5 or SDXL, or a diffusers folder of one."
+_GET_A_VAE = "Choose a .safetensors VAE for SD 1.5 or SDXL, or a diffusers folder that contains one."
 _OLD_SCALING = 0.18215  # the default of diffusers, which old VAE folders omit
 _PICKLES = {".ckpt", ".pt", ".pth", ".bin", ".pkl"}
 # Suffixes of tensor names in all LoRA formats; the part before is the layer.
@@ -113,8 +113,8 @@ class PredictionTarget:
 def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] | None) -> PredictionTarget:
     """Return what a single file predicts, based on marker tensors, metadata, its .yaml, or embedded configs.
 
-    If there are none of these, the base is assumed to predict noise, unless its name suggests otherwise; then the
-    target is undecided. Raises BaseModelError for a training process that Impasto does not support.
+    If there are none of these, the base is assumed to predict noise; if its name suggests otherwise, the target is
+    undecided. Raises BaseModelError for a training process that Impasto does not support.
     """
     yaml = path.with_suffix(".yaml")
     sibling_statements = tuple(_yaml_statements(yaml))
@@ -126,7 +126,7 @@ def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] 
         _from_markers(header)
         or _from_metadata(header.metadata)
         or _from_yaml(yaml.name, sibling_statements)
-        or _from_scheduler(scheduler, "from the scheduler config in its metadata")
+        or _from_scheduler(scheduler, "the scheduler config in its metadata")
         or _by_custom(path.name)
     )
     return _with_doubts(target, unknown)
@@ -139,7 +139,7 @@ def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapp
     """
     unknown = doubts(str(folder), _named_in_index(index), SCHEDULER)
     unknown |= _scheduler_doubts(str(folder), scheduler, "scheduler_config.json")
-    target = _from_scheduler(scheduler, "from its scheduler config") or _by_custom(folder.name)
+    target = _from_scheduler(scheduler, "its scheduler config") or _by_custom(folder.name)
     return _with_doubts(target, unknown)
 
 
@@ -159,7 +159,7 @@ def _capitalized(text: str) -> str:
 
 
 def _named_in_index(index: Mapping[str, Any]) -> Iterator[Statement]:
-    """Yield the scheduler class in `"scheduler": [library, class]`; both are null in a folder without one."""
+    """Yield the scheduler class in `"scheduler": [library, class]`; both are null if there is none."""
     named = index.get("scheduler")
     if named is not None and named != [None, None]:
         value = named[1] if isinstance(named, list) and len(named) == 2 else named
@@ -187,8 +187,8 @@ def _from_markers(header: Header) -> PredictionTarget | None:
     if "v_pred" not in header.tensors:
         return None
     zero_snr = "ztsnr" in header.tensors
-    names = '"v_pred" and "ztsnr"' if zero_snr else '"v_pred"'
-    return _target("v", zero_snr, f"the file is marked {names}")
+    markers = 'its marker tensors "v_pred" and "ztsnr"' if zero_snr else 'its marker tensor "v_pred"'
+    return _target("v", zero_snr, markers)
 
 
 def _from_metadata(metadata: Mapping[str, str]) -> PredictionTarget | None:
@@ -196,7 +196,7 @@ def _from_metadata(metadata: Mapping[str, str]) -> PredictionTarget | None:
     if prediction is None:
         return None
     stated = {"true": True, "false": False}.get(metadata.get("ss_zero_terminal_snr", "").lower())
-    return _target(prediction, stated, "from modelspec.prediction_type in its metadata")
+    return _target(prediction, stated, "modelspec.prediction_type in its metadata")
 
 
 def _from_yaml(name: str, statements: Sequence[Statement]) -> PredictionTarget | None:
@@ -205,21 +205,22 @@ def _from_yaml(name: str, statements: Sequence[Statement]) -> PredictionTarget |
     if prediction is None:
         return None
     zero_snr = next((stated[key] for key in _YAML_ZERO_SNR if isinstance(stated.get(key), bool)), None)
-    return _target(prediction, zero_snr, f"from {name} next to it")
+    return _target(prediction, zero_snr, f"{name} next to it")
 
 
 def _target(prediction: Prediction, zero_snr: bool | None, evidence: str) -> PredictionTarget:
     if prediction == "epsilon" and zero_snr is None:
         zero_snr = False  # noise in pure noise cannot be predicted
     ending = " with zero terminal SNR" if zero_snr else ""
-    return PredictionTarget(prediction, zero_snr, (f"It predicts {_NAMED[prediction]}{ending}: {evidence}.",))
+    sentence = f"It predicts {_NAMED[prediction]}{ending}, according to {evidence}."
+    return PredictionTarget(prediction, zero_snr, (sentence,))
 
 
 def _by_custom(name: str) -> PredictionTarget:
     if hint := _HINT.search(name):
         evidence = f'Its name contains "{hint[0]}", but neither the file nor one next to it states what it predicts.'
         return PredictionTarget(None, None, (evidence,))
-    evidence = f"It predicts {_NAMED['epsilon']}: the default, because no other prediction is stated."
+    evidence = f"It is assumed to predict {_NAMED['epsilon']}, the default, because no other prediction is stated."
     return PredictionTarget("epsilon", False, (evidence,))
 
 
@@ -304,9 +305,9 @@ def _architecture(path: Path, header: Header) -> tuple[Family, Mapping[str, Conf
     """Return family, configs and evidence, based on tensor shapes or on the configs embedded in a tiny test base."""
     if EMBEDDED in header.metadata:
         family, configs = embedded_configs(str(path), header.metadata[EMBEDDED])
-        return family, configs, f"It is {NAMES[family]}: from the configs in its metadata."
+        return family, configs, f"It is {NAMES[family]}, according to the configs in its metadata."
     family = _family_by_shapes(path, header)
-    return family, bundled_configs(family), f"It is {NAMES[family]}: from the shapes of its UNet."
+    return family, bundled_configs(family), f"It is {NAMES[family]}, according to the shapes of its UNet."
 
 
 def _family_by_shapes(path: Path, header: Header) -> Family:
@@ -469,7 +470,7 @@ def _lora_sentences(
     kind: str, family: Family | None, layers: Mapping[str, int], ranks: tuple[int, ...]
 ) -> tuple[str, ...]:
     made_for = f"for {NAMES[family]}" if family else "for an unknown base"
-    counts = ", ".join(f"{count} layers of the {part}" for part, count in layers.items())
+    counts = ", ".join(f"{count} {'layer' if count == 1 else 'layers'} of the {part}" for part, count in layers.items())
     ends = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
     return (f"It is a {kind} {made_for} with {ends}.", f"It adapts {counts}.")
 
@@ -477,7 +478,7 @@ def _lora_sentences(
 def _identify_folder(path: Path) -> BaseIdentity:
     family, configs = folder_configs(path)
     target = folder_target(path, configs.get("scheduler"), read_json(path / "model_index.json"))
-    how = f"It is {NAMES[family]}: from the UNet config of the diffusers folder."
+    how = f"It is {NAMES[family]}, according to its UNet config."
     for part in PARTS[family]:
         for file in weight_files(path, part) if part in configs else ():
             read_header(file)
@@ -490,7 +491,7 @@ def _identify_folder(path: Path) -> BaseIdentity:
 def _refuse_pickle(path: Path) -> NoReturn:
     """Raise BaseModelError for a .ckpt, .pt or .bin file."""
     sentence = f'"{path}" is a pickle ({path.suffix}): loading it could run malicious code.'
-    remedy = "Get this model as .safetensors; most sites offer both, and ComfyUI can save a loaded model as such."
+    remedy = "Get this model as .safetensors; most sites offer both, and ComfyUI can save a model in this format."
     raise BaseModelError("base.pickle", sentence, remedy)
 
 

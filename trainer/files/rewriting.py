@@ -87,10 +87,10 @@ def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> byt
 
 
 def lora_hashes(entries: Mapping[str, Any], payload: bytes | memoryview, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the hashes by which programs identify a LoRA, computed as in sd-scripts.
+    """Return the hashes by which programs identify a LoRA.
 
-    See its precalculate_safetensors_hashes. The hashes depend on no metadata other than the `ss_*` keys: the legacy
-    hash covers bytes of the file as it would be with only these.
+    They are computed like sd-scripts' precalculate_safetensors_hashes. The only metadata that affects them is the
+    `ss_*` keys: the legacy hash covers part of the file as if it contained no other metadata.
     """
     digest = hashlib.sha256(payload).hexdigest()
     lead = len(header_bytes(entries, {key: value for key, value in metadata.items() if key.startswith("ss_")}))

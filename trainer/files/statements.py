@@ -182,7 +182,7 @@ def _unsupported(base: str, statement: Statement, rule: StatementRule | None, ot
     if other:
         reason = f"that is {other}"
     else:
-        reason = f"Impasto trains {json.dumps(next(iter(rule.supported)))} only" if rule else "that is unknown"
+        reason = f"Impasto trains {json.dumps(next(iter(rule.supported)))} only" if rule else "this value is unknown"
     sentence = f'Could not use "{base}": {statement}, and {reason}.'
     remedy = "Choose an SD 1.5 or SDXL base that predicts noise (epsilon) or velocity (v)."
     remedy += f" If the value is a mistake, correct it in {statement.source}."

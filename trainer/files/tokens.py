@@ -36,10 +36,10 @@ class ClipTokens:
         return len(self._ids(text))
 
     def ends(self, text: str) -> list[int]:
-        """Return the character position where each token in the text ends, to mark what an encoder row reads.
+        """Return the character position where each token in the text ends, which shows where an encoder row ends.
 
-        Tokens never span a blank, so the tokens of each word are cached: if one word changes in a text of 20,000
-        characters, this takes a tenth of the time.
+        Tokens never span whitespace, so the tokens of each word are cached: after a change to one word in a text of
+        20,000 characters, this takes a tenth as long as the first time.
         """
         return [word.start() + end for word in _BETWEEN_BLANKS.finditer(text) for end in _ends(word[0])]
 
@@ -76,7 +76,7 @@ def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _byte_symbols() -> Iterator[str]:
-    """Yield the printable character that CLIP's vocabulary uses for each byte, in its order: printable bytes first."""
+    """Yield the character that stands for each byte in CLIP's vocabulary, in the vocabulary's order."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     yield from map(chr, printable)
     yield from (chr(256 + index) for index in range(256 - len(printable)))

@@ -21,9 +21,9 @@ _REMEMBERED = 2000  # entries; the oldest are dropped first
 
 
 def weight_files(folder: Path, part: str) -> tuple[Path, ...]:
-    """Return the safetensors files of a part, which may be split; `part` is "" for a folder with one model.
+    """Return the safetensors file of a part, or its files if it is split; `part` is "" for a folder with one model.
 
-    Raises BaseModelError if there are none, only pickles, or one of several files is missing.
+    Raises BaseModelError if there are no files, only pickles, or if a split part is incomplete.
     """
     home = folder / part if part else folder
     for variant in _VARIANTS:
@@ -125,7 +125,7 @@ def _remembered() -> dict[str, list[int | str]]:
 
 
 def _sound_entries(found: Any) -> dict[str, list[int | str]]:
-    """Return the entries with a valid checksum, because a wrong hash would make one base look like another."""
+    """Return only the entries with a valid checksum: a wrong hash would make one base look like another."""
     return {
         path: facts
         for path, facts in found.items()

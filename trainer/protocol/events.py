@@ -148,7 +148,7 @@ class StepEvent(Event):
 @json_keys("step", "loss", "held_out", "per_timestep")
 @dataclass(frozen=True)
 class Validation(Event):
-    """Validation loss at fixed noise; `held_out` says whether it was measured on images that are not trained on."""
+    """Validation loss with fixed noise; `held_out` says whether it was measured on images that are not trained on."""
 
     type: ClassVar[str] = "validation"
     step: int
@@ -161,7 +161,7 @@ class Validation(Event):
 @json_keys("step", "index", "file", "seconds")
 @dataclass(frozen=True)
 class Preview(Event):
-    """A preview was generated; `file` is relative to the run directory, `index` is the prompt's number from 0."""
+    """A preview was generated; `file` is relative to the run directory, `index` counts prompts from 0."""
 
     type: ClassVar[str] = "preview"
     step: int
@@ -263,7 +263,7 @@ class SteppedDown(Event):
 @json_keys("step", "seconds", "median", "reason", "detail")
 @dataclass(frozen=True)
 class Slow(Event):
-    """Steps became much slower than before; not reported again until steps have been fast in between."""
+    """Steps became much slower than before; not repeated until steps have been fast again."""
 
     type: ClassVar[str] = "slow"
     step: int

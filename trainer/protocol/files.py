@@ -205,7 +205,7 @@ def _trimmed(name: str) -> str:
 
 
 class Links:
-    """Guard against symbolic links that lead out of the folders that the user listed, such as to private files.
+    """Guard against symbolic links that lead out of the folders that the user listed, for example to private files.
 
     Folders are resolved to their real location. Hard links look like regular files and are read as such.
     """

@@ -229,7 +229,7 @@ def test_inspect_says_first_what_matters_and_which_base_our_own_file_is_for(tmp_
     lines = capsys.readouterr().out.splitlines()
     assert lines[:7] == [
         f"{file} is a LoRA for SDXL with rank 4.",
-        "  It adapts 1 layers of the UNet.",
+        "  It adapts 1 layer of the UNet.",
         "  Trigger words: sks",
         "  Trained on: pony.safetensors",
         "  Training: 500 steps, 10 epochs",

@@ -247,7 +247,7 @@ class Allocator(ExpandableBlocks):
     ) -> tuple[int, OutOfMemory | None]:
         """Simulate events like ``_play_any`` if best fit is the only rule, with ``allocate`` and ``free`` inlined.
 
-        Calls and bookkeeping per event would take a third of the time, and every plan waits for this method. Any change
+        Calls and bookkeeping would account for a third of this method's time, and every plan waits for it. Any change
         here must also be made in ``allocate`` and ``free``; tests compare both with a naive allocator.
         """
         blocks, small, large = self._blocks, self._small, self._large
@@ -398,7 +398,7 @@ class Allocator(ExpandableBlocks):
     def _choose(self, pool: Pool, index: int, size: int) -> int:
         """Return the index in ``pool.free`` of the block to use for ``size`` bytes, or ``len(pool.free)`` for none.
 
-        ``index`` is that of the best fit, which some settings replace or reject.
+        ``index`` is that of the best fit; with some settings, a later block or none is used instead.
         """
         pool.searches += 1  # the clock by which garbage collection measures age
         free = pool.free
@@ -461,7 +461,7 @@ class Allocator(ExpandableBlocks):
         return block
 
     def _append(self, size: int) -> int:
-        """Return the address right after the last segment for a new one; used if no ``place`` was given."""
+        """Return the address of a new segment, right after the last one; used if no ``place`` was given."""
         self._end += size
         return self._end - size
 

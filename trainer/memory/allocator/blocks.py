@@ -158,7 +158,7 @@ def is_segment(block: Block) -> bool:
 
 
 def run_of_free(block: Block | None) -> int:
-    """Return the total bytes of a block and its successors up to the next block in use; 0 if it is in use itself."""
+    """Return the total bytes of a block and its successors, up to the first that is in use (0 if it is the block)."""
     total = 0
     while block is not None and block.requested is None:
         total += block.size

@@ -37,7 +37,7 @@ class AllocatorSettings:
     max_split_size: int | None = None
     """Blocks of at least this many bytes are never split; None if all blocks may be split."""
     roundup_power2_divisions: int | tuple[int, ...] = 0
-    """Number of steps between two powers of two to which requests are rounded up; 0 and 1 turn rounding off.
+    """Number of equal steps from one power of two to the next; requests are rounded up to a step (0 and 1: off).
     A tuple has one number for sizes below 2 MiB, one below 4 MiB, and so on; the last is for all larger sizes."""
     garbage_collection_threshold: float = 0.0
     """Share of ``capacity`` in use above which long-unused segments are returned before new ones are requested."""

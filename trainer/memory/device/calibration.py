@@ -98,7 +98,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Data about one finished run that corrections are computed from."""
+    """The data from one finished run that corrections are computed from."""
 
     gpu: str
     system: str
@@ -218,7 +218,8 @@ def _excess(report: RunReport, *, ran_out: bool) -> Excess:
     """Return the largest excess of a phase over its own forecast; 0 if no forecast was exceeded.
 
     If ``ran_out``, only phases that ran out of memory are compared, else only the others. The share is relative to
-    the highest phase, since an excess of 200 MiB during caption encoding says little about a phase of 10 GiB.
+    the highest forecast of any phase, since an excess of 200 MiB during caption encoding says little about a phase of
+    10 GiB.
     """
     compared = [phase for phase in report.phases.values() if phase.forecast is not None and phase.measured is not None]
     highest = max((phase.forecast.reserved for phase in compared if phase.forecast), default=0)

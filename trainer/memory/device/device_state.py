@@ -82,7 +82,7 @@ class DeviceState:
         )
 
     def to_free(self, missing: int) -> int:
-        """Return the bytes to free to raise the budget by ``missing``; this is more, because the margin grows too."""
+        """Return the bytes to free to raise the budget by ``missing``: more than that, because the margin grows too."""
         wanted = self.budget + missing
         low, high = missing, 2 * (self.outside + wanted) + self.margin
         while low < high:

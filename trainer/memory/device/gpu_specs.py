@@ -60,7 +60,7 @@ class GpuSpec:
     bandwidth: float
     """Memory bandwidth in bytes per second."""
     windows_share: float
-    """Share of memory that the driver and desktop use on Windows before any program starts; 0 in data center GPUs."""
+    """Share of memory that the driver and desktop use on Windows before any program starts; 0 for data center GPUs."""
     source: str
     """Sources of the figures."""
     unsure: tuple[str, ...] = ()

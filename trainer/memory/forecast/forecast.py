@@ -116,7 +116,7 @@ class Simulation:
 
     @property
     def unlimited(self) -> bool:
-        """Return whether the memory limit never caused a request to be refused."""
+        """Return whether no request was refused because of the memory limit."""
         return self.allocator.refused is None
 
     @property
@@ -393,7 +393,7 @@ def _between_epochs(
     """Return the forecasts of encoding between epochs next to training, and whether that exceeds the budget.
 
     If it does, the run unloads its models while it encodes (trainer/training/recovery) and needs no more memory than
-    before the first step; then the forecasts are empty.
+    before the first step. In that case, the forecasts are empty.
     """
     if not schedule.between_epochs():
         return {}, False
@@ -514,6 +514,6 @@ def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=8192)
 def _part(module: str) -> str:
-    """Return the user-facing name of the UNet block that contains a module, or of its model outside of blocks."""
+    """Return the name of the UNet block that contains a module, as shown to users; outside of blocks, the model's."""
     block = unet_block(module)
     return f"unet.{block}" if block else module.partition(".")[0]

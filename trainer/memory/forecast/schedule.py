@@ -138,7 +138,7 @@ def _gradients(first: MemoryTrace, copy: str) -> tuple[Storage, ...]:
 
 @lru_cache(maxsize=8)
 def _as_recorded(trace: MemoryTrace) -> MemoryTrace:
-    """Return the trace with separate workspaces, which libraries allocate for the capture stream."""
+    """Return the trace with its workspaces renamed, because libraries allocate separate ones for the capture stream."""
     storages = tuple(
         replace(each, name=f"{each.name} of graphs") if each.kind == "workspace" and each.name else each
         for each in trace.storages
@@ -298,7 +298,7 @@ class RunSchedule:
     def prefetch_requests(self) -> list[TraceRequest]:
         """Return requests for all phases except training, the last phase first.
 
-        A simulation traces the first phases itself, so the second process begins at the other end.
+        A simulation traces the first phases itself, so the prefetching process begins with the last one.
         """
         return [TraceRequest(_as_traced(self.workload, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 

@@ -143,7 +143,7 @@ class Anchor:
     kept: dict[str | None, int] = field(default_factory=dict)
     """Bytes saved for backward by UNet block if all are checkpointed (recomputation inputs); empty until known."""
     grown: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Minimum seconds of a larger micro-batch and of its forward, by micro-batch size."""
+    """Minimum seconds of a micro-batch of more than one image, and of its forward pass alone, by micro-batch size."""
 
 
 class Evaluator:
@@ -164,8 +164,9 @@ class Evaluator:
     ) -> None:
         """Create an evaluator for a run with ``previews`` rounds of previews.
 
-        With ``free_choice``, quantized bases rank equally with unquantized ones. ``later`` returns requests for other
-        traces that the plan is likely to need. After ``until`` (in time.monotonic() seconds) nothing more is traced.
+        With ``free_choice``, quantized bases rank equally with unquantized ones. ``later`` returns requests to
+        prefetch after those of the next fits in the queue. After ``until`` (in time.monotonic() seconds) nothing more
+        is traced.
         """
         self.workload = workload
         self.traces = traces
@@ -374,7 +375,7 @@ class Evaluator:
         return max(self.workload.recipe.effective_batch / size, 1.0) * micro * (self.workload.recipe.steps or 1)
 
     def _scaled(self, anchor: Anchor, size: int) -> tuple[float, float]:
-        """Return the minimum seconds of a micro-batch and of its forward: only FLOPs grow with its size, not bytes."""
+        """Return the minimum seconds of a micro-batch and of its forward pass, as if only FLOPs grew with its size."""
         work = [replace(item, flops=item.flops * size) for item in anchor.steps.micro_first.work]
         return self._seconds(work), self._seconds(item for item in work if item.stage == "forward")
 

@@ -217,7 +217,10 @@ class _Estimate:
         return batch * (self._time(steps.micro_more.work, share) + again * forward) + self._time(steps.optimizer.work)
 
     def _weighed(self, seconds: Callable[[float], float]) -> float:
-        """Return the mean over the job's images of ``seconds``, called with their pixels relative to the reference."""
+        """Return the mean of ``seconds`` over the job's images.
+
+        The argument of ``seconds`` is an image's number of pixels divided by the reference's.
+        """
         buckets = self.workload.buckets
         counts = [bucket.images for bucket in buckets]
         weights = counts if any(counts) else [1] * len(buckets)

@@ -111,12 +111,11 @@ def plan(
     fit stays within the budget only by returning cached blocks to the driver in every step, its training time includes
     the time that this takes; such a fit is picked only if no other fit is as fast.
 
-    After ``until`` (in time.monotonic() seconds) nothing more is traced, with one exception: before the base is
-    quantized, the search continues until it has found a fit that works or knows that there is none. With ``others``,
-    alternatives are searched as well, but nothing is traced for them after ``until_alternatives``; ``on_pick`` is
-    called with the pick before this second search. If the search has to trace, ``on_soon`` is called first with a fit
-    that works and needs fewer traces: ``likely``, such as the pick of an earlier plan, or the fit that saves the most
-    memory.
+    After ``until`` (in time.monotonic() seconds) nothing more is traced, with one exception: the search turns to a
+    base with fewer bits only when it knows that no fit with more bits works. With ``others``, alternatives are searched
+    as well, but nothing is traced for them after ``until_alternatives``; ``on_pick`` is called with the pick before
+    this second search. If the search has to trace, ``on_soon`` is called first with a fit that works and takes less
+    tracing than the search: ``likely``, such as the pick of an earlier plan, or the fit that saves the most memory.
     ``runs`` keeps simulations from earlier requests on GPUs with the same workspaces.
 
     Raises JobError if none of the GPU's memory can be used.
@@ -276,8 +275,8 @@ class _Planning:
     def best(self, choices: Sequence[FitConfig], report: Callable[[Plan], None] | None = None) -> FitConfig | None:
         """Return the best fit that works; None if none does.
 
-        The base is quantized further only if nothing else fits, even after the deadline. ``report`` is called with a
-        fit that works before better ones are traced.
+        Unless the fit allows quantization, fits with fewer bits are considered only if none with more bits works; this
+        is checked even after the deadline. ``report`` is called with a fit that works before better ones are traced.
         """
         for alike in self._by_placement(choices):
             if report is not None and self._has_to_trace(alike):
@@ -385,10 +384,10 @@ class _Planning:
         return is_within() and self._known_exactly(fit) and is_within()
 
     def quantized(self, pick: FitConfig) -> Plan | None:
-        """Return the best fit with a quantized base if the pick is unquantized and slower; None otherwise.
+        """Return the best plan with a quantized base, if it is faster than the pick and the pick is unquantized.
 
-        Dequantizing only costs time, so only fits that would also be faster than the pick without quantization are
-        considered.
+        Dequantizing only costs time, so only fits are considered that would be faster than the pick even without being
+        quantized. Returns None if there is none, or if the user has set the quantization.
         """
         if pick.quantize != "none" or self.written.quantize is not None:
             return None
@@ -439,7 +438,7 @@ class _Planning:
         return max(self.choices, key=self._saving)
 
     def _saving(self, fit: FitConfig) -> tuple[int, ...]:
-        """Return a sort key by memory saved; larger keys save more."""
+        """Return a fit's sort key: the larger it is, the more memory the fit saves."""
         return (
             placement_of(fit).streams,
             self.placements.index(placement_of(fit)),
@@ -473,7 +472,7 @@ class _Planning:
         return roofline.seconds(work, self.device_state.rate)
 
     def _schedule(self, fit: FitConfig) -> RunSchedule:
-        """Return a fit's run schedule, and set the traces that its simulation needs for prefetching."""
+        """Return a fit's run schedule, and have the traces that its simulation needs prefetched."""
         schedule = RunSchedule(replace(self.workload, fit=fit), self.traces, self.counts, self.device_state.rate)
         self.traces.set_prefetch(schedule.prefetch_requests)
         return schedule

@@ -60,7 +60,7 @@ def estimate_of(forecast: Forecast) -> Iterator[Remark]:
 
 
 def memory_advice(missing: int, state: DeviceState) -> MemoryAdvice:
-    """Return advice on raising a GPU's memory budget by `missing` bytes; more must be freed, as the margin grows."""
+    """Return advice on raising a GPU's memory budget by `missing` bytes; as the margin grows, more must be freed."""
     return _advise(state.to_free(missing), state.gpu.total_bytes - state.free_bytes, state.uses)
 
 

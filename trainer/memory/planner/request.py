@@ -285,7 +285,7 @@ def _base_facts(base: BaseConfig, remarks: list[Remark], obstacles: list[Impasto
         if base.family == "auto":
             raise JobError(
                 "plan.family",
-                f"Could not read the base ({error.sentence.rstrip('.')}), and the job does not state its family.",
+                f"Could not read the base ({error.sentence.rstrip('.')}), and the job does not set base.family.",
                 'Set base.family = "sd15" or "sdxl" in the job, or add --set base.family=sdxl.',
             ) from error
         if path.is_absolute():  # else it is a Hub id, which a run downloads

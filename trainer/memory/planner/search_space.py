@@ -59,9 +59,10 @@ def micro_batches(effective_batch: int) -> tuple[int, ...]:
 
 
 def nested_sets(ordered: Sequence[UnetBlock]) -> tuple[Checkpointing, ...]:
-    """Return nested sets of blocks to checkpoint, from none to all; each saves more memory and recomputes more.
+    """Return nested sets of blocks to checkpoint, from none to all.
 
-    Blocks that save hardly any memory are checkpointed only in the full set.
+    Each saves more memory and recomputes more than the one before. Blocks that save hardly any memory are checkpointed
+    only in the full set.
     """
     least = WORTH_A_SET * sum(block.saved_bytes for block in ordered)
     names = [block.name for block in ordered if block.saved_bytes >= least]
@@ -123,7 +124,7 @@ def fallbacks_below(
     previews: bool,
     need: Need,
 ) -> tuple[FallbackStep, ...]:
-    """Return the fallback steps from ``fit``, each of which needs less memory; the user's keys do not change.
+    """Return the fallback steps from ``fit``, which reduce its memory one by one; the user's keys do not change.
 
     Steps with a bit-for-bit equal result and little cost come first, then smaller micro-batches, which differ by
     rounding, then a streamed base, which is exact but slow, then a quantized base if the job allows it, and finally the

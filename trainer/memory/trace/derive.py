@@ -45,7 +45,7 @@ RANK_INDEPENDENT: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache
 
 
 def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
-    """Return ``traces`` joined into one; a storage that one trace leaves and a later one frees is matched by name."""
+    """Return ``traces`` joined into one; a storage that a trace frees is found by name if an earlier one left it."""
     storages: list[Storage] = []
     events: list[int] = []
     work: list[Work] = []
@@ -72,9 +72,9 @@ def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
 
 
 def scale(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
-    """Return the trace for micro-batches (or a LoRA rank) of ``size``, derived from those for two other ``sizes``.
+    """Return the trace for micro-batches (or a LoRA rank) of ``size``, derived from two traces for other ``sizes``.
 
-    Both must have the same events, and all bytes and FLOPs must be a + b * size; otherwise returns None.
+    Both traces must have the same events, and all bytes and FLOPs must be a + b * size; otherwise returns None.
     Micro-batches of one image cannot be sources, because PyTorch skips copies for them, and the optimizer's traces
     cannot be derived for other ranks, because its state and sums are rounded up to blocks.
     """
@@ -83,7 +83,7 @@ def scale(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: in
 
 
 def reshape(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], shape: Size) -> MemoryTrace | None:
-    """Return the trace for micro-batches of ``shape`` (width, height), derived from those for two other ``shapes``.
+    """Return the trace for micro-batches of ``shape`` (width, height), derived from two traces for other ``shapes``.
 
     Bytes and FLOPs are a + b * pixels, with two exceptions in flash attention: its buffers in backward are padded to
     whole blocks of tokens, and the FLOPs of self-attention are b * pixels**2. Only shapes whose sides the UNet can
@@ -115,7 +115,7 @@ def reshape(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], sha
 def _interpolate(
     one: MemoryTrace, other: MemoryTrace, linear: Linear, bytes_of: BytesOf, flops_of: FlopsOf
 ) -> MemoryTrace | None:
-    """Return a trace with the events of two others and derived sizes; None if their events differ or a rule fails."""
+    """Return a trace with the events of both traces and derived sizes; None if events differ or a rule fails."""
     if not _have_same_events(one, other):
         return None
     storages: list[Storage] = []

@@ -94,10 +94,10 @@ def held_after_forward(trace: MemoryTrace) -> dict[str | None, int]:
 
 
 def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
-    """Return the UNet's blocks, sorted by memory saved by checkpointing in relation to its cost, best first.
+    """Return the UNet's blocks, sorted by the memory that checkpointing saves relative to its cost, best first.
 
     ``micro`` is a micro-batch without checkpointing. The cost is the bytes of weights times the number of positions
-    that they are applied to, which is four times smaller at each deeper level. It ignores attention scores, because it
+    that they are applied to, which is a quarter as large at each deeper level. It ignores attention scores, because it
     only determines the search order.
     """
     held = held_after_forward(micro)
@@ -152,7 +152,7 @@ class TraceSummary:
 def totals(trace: MemoryTrace) -> Totals:
     """Return the totals of a trace without workspaces, whose size depends on the GPU.
 
-    They are a lower bound for any allocator, because blocks that cannot be split only take more memory.
+    They are a lower bound for any allocator, because blocks that are not split can only add to them.
     """
     sizes = np.array(
         [0 if storage.kind == "workspace" else -(-storage.bytes // BLOCK) * BLOCK for storage in trace.storages],

@@ -70,7 +70,7 @@ def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace placing the VAE, encoding one image of each shape and freeing it, before the base is loaded.
+    """Trace placing the VAE, encoding one image of each shape and freeing the VAE, before the base is loaded.
 
     If the cache exceeds fit.cache_gigabytes, images and texts of later epochs are encoded between epochs, next to
     everything that training holds; the same traces are replayed there (RunSchedule.between_epochs). If a bf16 VAE
@@ -89,7 +89,7 @@ def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace placing the text encoders, encoding a batch and freeing them, before the base is loaded.
+    """Trace placing the text encoders, encoding a batch and freeing the encoders, before the base is loaded.
 
     Returns no trace if text encoders are trained.
     """
@@ -159,7 +159,7 @@ def checkpoint(workload: Workload) -> tuple[MemoryTrace, ...]:
 def save(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace computing Schedule-Free's averaged weights; with other optimizers, return an empty trace.
 
-    Files are made on the CPU.
+    Writing the files needs no GPU memory.
     """
     if not isinstance(workload.recipe.optimizer, ScheduleFreeConfig):  # spares the seconds that the engine takes
         return (NOTHING,)

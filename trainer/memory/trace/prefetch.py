@@ -76,7 +76,7 @@ class TracePrefetcher:
             self.submit(request)
 
     def submit(self, request: TraceRequest) -> Future[None]:
-        """Trace a request after all earlier ones; the future is done when the request is traced, failed or dropped."""
+        """Trace a request after all earlier ones; the future is done when that succeeds, fails or is dropped."""
         if request.key not in self._futures:
             self._futures[request.key] = self._executor.submit(self._trace, request)
         return self._futures[request.key]
@@ -146,7 +146,7 @@ def _leave(*_: object) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit as soon as the parent has ended, because readers of its output would wait for this process too.
+    """Exit as soon as the parent has ended, because readers of the parent's output would wait for this process too.
 
     The exit is clean, to release semaphores, or forced if that takes too long.
     """

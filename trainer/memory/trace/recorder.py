@@ -130,7 +130,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stage = ""
         self._stage_began = 0
         self._operand: _LiveStorage | None = None
-        """Storage that the latest result reuses if it is freed next, because CUDA then computes in place."""
+        """Storage that the latest result takes over if that storage is freed next: CUDA then computes in place."""
         self._after_product = False
         # Addresses of storages that hold only zeros, and of the results of `any` on them.
         self._zeros: set[int] = set()
@@ -350,7 +350,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _merge_into_operand(self, operand: _LiveStorage) -> None:
         """Let the latest result use the memory of an operand that nothing else refers to.
 
-        Operand and result become one storage: the result's allocation and the operand's free are removed.
+        Operand and result become one storage: the result's allocation and the operand's deallocation are removed.
         """
         self._events.pop()
         result_storage = self._storages.pop()

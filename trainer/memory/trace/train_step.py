@@ -33,7 +33,7 @@ class MicroTraces:
     """Traces of micro-batches that share storages by name: ``first``, then any number of ``more``."""
 
     weights: MemoryTrace
-    """Placement of base, adapter and master weights; comes before all other traces."""
+    """Trace of placing base, adapter and master weights; comes before all other traces."""
     first: Mapping[Size, MemoryTrace]
     """Traces, by bucket, of a step's first micro-batch, which allocates the master weights' gradients."""
     more: Mapping[Size, MemoryTrace]
@@ -59,7 +59,8 @@ def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> Mic
 def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
     """Trace the first optimizer step of a run, which allocates the optimizer's state, and any later one.
 
-    Both can follow micro-batches of any size. The smallest one runs here to find out which weights get gradients.
+    Both traces can follow micro-batches of any size. The smallest micro-batch is run first, to find out which weights
+    get gradients.
     """
     engine = empty_engine(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
