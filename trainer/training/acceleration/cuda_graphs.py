@@ -92,8 +92,8 @@ def make_graphs(fit: FitConfig, device: torch.device, tell: OnNotice) -> Graphed
     if torch.__version__ < MIN_TORCH:  # a TorchVersion: compares by number, not as text
         tell(
             "graphs",
-            f"fit.cuda_graphs needs PyTorch {MIN_TORCH} or newer, but {torch.__version__} is installed: "
-            "the run continues without CUDA graphs. Install a newer PyTorch to use them.",
+            f"fit.cuda_graphs needs PyTorch {MIN_TORCH} or newer, but {torch.__version__} is installed, "
+            "so the run continues without CUDA graphs. Install a newer PyTorch to use them.",
         )
         return None
     return GraphedSteps(lambda: recorder(device), tell)

@@ -34,7 +34,10 @@ HOST_READS: Mapping[str, str] = {
     "paged_adamw8bit": "nothing, but the library waits for the device after every tensor",
     "lion": "nothing, but the library waits for the device after every tensor",
     "lion8bit": "nothing, but the library waits for the device after every tensor",
-    "adafactor": "with scale_parameter the size of every tensor, with weight_decay the rate made from it; else nothing",
+    "adafactor": (
+        "with scale_parameter, the RMS of every tensor and, if weight_decay is set too, the rate computed from it; "
+        "otherwise nothing"
+    ),
     "prodigy": "two sums for every tensor, and once, in the first step, whether a tensor is all zeros",
     "schedulefree": "nothing",
 }

@@ -317,8 +317,8 @@ def test_a_pytorch_that_a_failed_recording_breaks_records_nothing(monkeypatch: p
         make_graphs(FitConfig(cuda_graphs=True), torch.device("cpu"), lambda _, sentence: told.append(sentence)) is None
     )
     assert told == [
-        "fit.cuda_graphs needs PyTorch 2.13 or newer, but 2.12.1+cu126 is installed: "
-        "the run continues without CUDA graphs. Install a newer PyTorch to use them."
+        "fit.cuda_graphs needs PyTorch 2.13 or newer, but 2.12.1+cu126 is installed, "
+        "so the run continues without CUDA graphs. Install a newer PyTorch to use them."
     ]
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu126"))
     assert make_graphs(FitConfig(cuda_graphs=True), torch.device("cpu"), lambda *_: None) is not None
