@@ -24,8 +24,8 @@ class ServedProcess:
     """A long-running child process. Use it only on the thread that created it.
 
     `send` starts the child if needed and never blocks: a thread writes to the pipe. The child does not read
-    the pipe while starting, and its buffer can be as small as 4 KiB on Windows. The child exits when its input closes,
-    and thus with the app. If it exits unexpectedly, `ended` is emitted, and the next `send` starts a new one.
+    the pipe while starting, and the pipe's buffer can be as small as 4 KiB on Windows. The child exits when its input
+    closes, and thus with the app. If it exits unexpectedly, `ended` is emitted, and the next `send` starts a new one.
     """
 
     def __init__(self, words: Sequence[str], post: Post) -> None:

@@ -447,7 +447,10 @@ class FolderScanner:
 
 
 def _vanished(directory: _SeenDirectory, name: str) -> bool:
-    """Return whether a text file vanished after it was listed; if so, make the next scan list and read it again."""
+    """Return whether a text file vanished after its directory was listed.
+
+    If it did, make the next scan list the directory again and treat the file as changed.
+    """
     if name not in directory.listing.texts or file_state(directory.path / name):
         return False
     directory.listing.texts[name] = _NO_STATE

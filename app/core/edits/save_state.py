@@ -125,8 +125,8 @@ class SaveNotice:
 
     `notice.converted`: files were converted to UTF-8. `notice.replaces_list`: edited captions from metadata.jsonl were
     written to .txt files, which take precedence. `notice.recovered`: a session that stopped unexpectedly had
-    unsaved edits. `notice.left`: a session that was closed had unsaved edits. The last two are sent after saving has
-    been tried for all of these edits.
+    unsaved edits. `notice.left`: a session that was closed had unsaved edits. Both are sent once the saver has
+    tried to write all edits of such sessions in a dataset.
     `notice.backups_damaged`: the backup database was damaged and renamed to `file`; a new one was created.
     """
 

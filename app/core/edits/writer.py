@@ -198,7 +198,7 @@ class Outcome:
     request: SaveRequest
     kind: Literal["saved", "conflict", "refused"]
     found: Value = None
-    """Value on disk now. If the request was "saved" but this is not its value, the library must be updated."""
+    """Value on disk now. If `kind` is "saved" but this is not `request.desired`, the library must be updated."""
     error: DatasetError | None = None
     notice: str | None = None
     """Code of a notice to show once: notice.converted or notice.replaces_list."""

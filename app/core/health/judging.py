@@ -58,7 +58,10 @@ class Judge:
         return keys
 
     def captions(self, image: LibraryImage) -> list[str]:
-        """Return the caption texts used in training, without random changes; a missing trigger is put in front."""
+        """Return the caption texts used in training, before random changes such as tag shuffling.
+
+        The trigger word is put in front of texts that do not contain it.
+        """
         return self._trained_texts(image, self._caption_texts(image))
 
     def _caption_texts(self, image: LibraryImage) -> tuple[str, ...]:

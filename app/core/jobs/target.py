@@ -45,7 +45,7 @@ class TargetTracker:
         self._jobs, self._datasets, self._settings, self._tasks = jobs, datasets, settings, tasks
         self._draft: Draft | None = None
         self._natives: dict[tuple[Path, str], int] = {}
-        """Native resolutions, by job folder and base, of bases whose family the job does not state; SDXL's at first."""
+        """Native resolutions, by job folder and base, for jobs that state no family; SDXL's until the base is read."""
         self._stop: Callable[[], None] = lambda: None
         self._source = self._find()
         settings.changed.connect(lambda _: self._follow())
