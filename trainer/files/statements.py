@@ -139,7 +139,7 @@ class Statement:
 
 
 def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, StatementRule]) -> dict[JobKey, str]:
-    """Map each job key that the user has to set to a sentence that says what the base's files leave unknown.
+    """Return a sentence for each job key that the user has to set; it says what the base's files leave unknown.
 
     Raises BaseModelError, which names `base`, for a process that Impasto does not support.
     """

@@ -68,7 +68,7 @@ def send(folder: Path, name: CommandName, arguments: Mapping[str, object] | None
 
 
 def pending(folder: Path) -> list[Command]:
-    """Return the pending commands, oldest first; finish files that are not commands as "refused".
+    """Return the pending commands, oldest first; give files that are not commands the outcome "refused".
 
     Engines call this many times a second; without commands it costs one directory listing.
     """
@@ -148,7 +148,7 @@ def unread(folder: Path) -> frozenset[str]:
 
 
 def void(folder: Path, leftovers: frozenset[str]) -> None:
-    """Finish the commands in `leftovers`, which were meant for an earlier attempt, as "void"."""
+    """Give the commands in `leftovers`, which were meant for an earlier attempt, the outcome "void"."""
     for command in pending(folder):
         if command.path.name in leftovers:
             finish(command, "void", "The run ended before it read the command.")

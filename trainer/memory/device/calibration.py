@@ -68,7 +68,7 @@ class Correction:
     runs: int = 0
     """Number of runs with this PyTorch version; other runs are used for corrections, but don't reduce the margin."""
     context_bytes: int | None = None
-    """Most GPU memory in bytes that a run used outside PyTorch's allocator; None if no run could measure it."""
+    """Largest number of bytes that a run used outside PyTorch's allocator; None if no run could measure it."""
     time_factor: float = 1.0
     """Factor by which forecast seconds are multiplied."""
     worst: Excess = Excess()

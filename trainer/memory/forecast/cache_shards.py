@@ -88,7 +88,7 @@ def later_shards(
 
     ``text_configs`` are the configs of the text encoders whose outputs are cached.
 
-    In most runs, all samples would fit into the first shard even if no two were equal; then no samples are listed.
+    In most runs, all samples would fit into the first shard even if no two were equal. In that case, none are listed.
     Otherwise, the number of new items per epoch is estimated from the second epoch (random choices may repeat), and
     the share that is already ``cached`` from the first epoch after the first shard.
     """

@@ -40,7 +40,8 @@ DRIVER_BYTES = 64 << 10
 # shapes would cost traces and change little.
 MOST_BUCKETS = 2
 GRAPH_RULES = 2
-"""Raised when the same traces give another result for runs with CUDA graphs."""
+"""Version of these rules, part of the key of results with graphs; increase it when the same traces are replayed
+differently."""
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
 # Maximum rounds to replay until reserved memory stops growing; in each, every shape follows every other.
 MOST_ROUNDS = 4
@@ -76,11 +77,11 @@ class GraphSchedule:
     kept: tuple[MemoryTrace, ...]
     """Traces of storages that are never freed."""
     eager: tuple[MemoryTrace, ...]
-    """The micro-batch that is run without a graph to compare with, and the copies of the gradients around it."""
+    """Traces of the micro-batch that is run without a graph for comparison, and of the copies of the gradients."""
     recorded: tuple[MemoryTrace, ...]
     """Micro-batches to replay in the graphs' private pool."""
     compared: tuple[MemoryTrace, ...]
-    """The comparison of the graph's gradients with the eager ones, then the end of all copies."""
+    """Traces of comparing the graph's gradients with the eager ones, then of freeing all copies."""
     uncaptured: tuple[MemoryTrace, ...]
     """Steps without graphs, for shapes that are not captured yet."""
 
@@ -120,7 +121,7 @@ def _kept(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
 
 @lru_cache(maxsize=8)
 def _gradient_copies(first: MemoryTrace) -> tuple[MemoryTrace, ...]:
-    """Return traces that allocate the accumulated gradients, the eager ones, their difference, and that free all."""
+    """Return traces that allocate three copies of the gradients one by one, and a last trace that frees all three."""
     copies = [_gradients(first, name) for name in ("accumulated", "eager", "difference")]
     born = (MemoryTrace("graphs", each, np.arange(len(each), dtype=np.int32), ()) for each in copies)
     everything = tuple(storage for each in copies for storage in each)

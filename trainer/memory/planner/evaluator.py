@@ -252,7 +252,7 @@ class Evaluator:
         self._ruled_out.append(rule)
 
     def slowed(self, fit: FitConfig, seconds: float) -> None:
-        """Add ``seconds`` over the whole run to the time of all fits with the same training steps as ``fit``."""
+        """Add ``seconds`` lost over the whole run to the time of all fits with the same training steps as ``fit``."""
         self._retrying[_step_key(fit)] = seconds
 
     def past_deadline(self, fit: FitConfig) -> bool:

@@ -175,8 +175,8 @@ def _planning_that_encodes(
 ) -> _Planning:
     """Return the search with the most precise way of encoding images that stays within the budget.
 
-    The search itself cannot change that: encoding precedes training and depends on no other key. If no way stays within
-    the budget, the search uses the user's keys, and reports that encoding needs too much.
+    The search itself does not choose how to encode: encoding precedes training and depends on no searched key. If no
+    way stays within the budget, the search uses the user's keys, and reports that encoding needs too much.
     """
 
     def planning(**encoding: Any) -> _Planning:

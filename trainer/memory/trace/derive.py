@@ -202,7 +202,7 @@ def _by_image_count(request: TraceRequest) -> DerivationRule | None:
 
 
 def _by_shape(request: TraceRequest) -> DerivationRule | None:
-    """Return the rule for another shape, for published UNets with flash attention."""
+    """Return the rule that derives one shape from two others; None unless a published UNet uses flash attention."""
     fit = request.workload.fit
     flash = fit.attention in ("auto", "flash") and fit.dtype in ("bf16", "fp16")
     if request.part != "micro" or not flash or not request.workload.has_published_unet:
