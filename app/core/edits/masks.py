@@ -128,7 +128,7 @@ class Mask:
         self._change(lambda pixels: 255 - pixels)
 
     def flood(self, x: int, y: int, value: int) -> None:
-        """Fill the connected area of pixels around (x, y) whose gray levels are close to that of the pixel itself."""
+        """Fill the connected area around (x, y) in which gray levels are close to the one at (x, y)."""
         height, width = self.pixels.shape
         if 0 <= x < width and 0 <= y < height:
             alike = np.abs(self.pixels.astype(np.int16) - int(self.pixels[y, x])) <= _ALIKE
