@@ -40,8 +40,7 @@ DRIVER_BYTES = 64 << 10
 # shapes would cost traces and change little.
 MOST_BUCKETS = 2
 GRAPH_RULES = 2
-"""Version of these rules, part of the key of results with graphs; increase it when the same traces are replayed
-differently."""
+"""Version of the rules for replaying runs with CUDA graphs; increase it when the same traces give another result."""
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
 # Maximum rounds to replay until reserved memory stops growing; in each, every shape follows every other.
 MOST_ROUNDS = 4
