@@ -90,7 +90,7 @@ SHORTAGES = {
 }
 
 
-@pytest.mark.timeout(600)  # two programs, each of which takes ten seconds on an idle core
+@pytest.mark.timeout(900)  # two programs, each of which takes ten seconds on an idle core
 @pytest.mark.parametrize("name", SHORTAGES)
 def test_a_run_survives_a_shortage_during(name: str, emulated_gpu: EmulatedGpu, tiny_job: Callable[..., Path]) -> None:
     shortage, job = SHORTAGES[name], tiny_job("sd15")
