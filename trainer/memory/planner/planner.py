@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trainer.config.fit import FallbackStep, FitConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
-from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, Simulation, forecast_of
+from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_buckets
 from trainer.memory.planner.evaluator import Evaluator, best
 from trainer.memory.planner.search_space import (
@@ -121,17 +121,26 @@ def plan(
     Raises JobError if none of the GPU's memory can be used.
     """
     device_state.require_budget()
-    planning = _planning_that_encodes(workload, written, device_state, traces, counts, until, runs)
-    traces.set_prefetch(lambda: planning.prefetched)
 
     def report(soon: Plan) -> None:
         assert on_soon
         on_soon(PlanResult(device_state, soon, complete=False))
 
-    reported = on_soon and likely is not None and planning.report_likely(likely, report)
-    pick = planning.best(planning.choices, None if reported or not on_soon else report)
+    def search(encoding: Mapping[str, Any]) -> tuple[_Planning, FitConfig | None]:
+        planning = _Planning(workload, written, device_state, traces, counts, until, runs, encoding)
+        traces.set_prefetch(lambda: planning.prefetched)
+        reported = on_soon and likely is not None and planning.report_likely(likely, report)
+        return planning, planning.best(planning.choices, None if reported or not on_soon else report)
+
+    first, pick = search({})
+    planning = first
+    # Encoding precedes training and depends on no key that is searched, so a search in which it fails finds nothing.
+    for encoding in _encoding_ways(written, bf16=device_state.gpu.bf16):
+        if pick is not None or not planning.failed_to_encode:
+            break
+        planning, pick = search(encoding)
     if pick is None:
-        return planning.nothing_fits(look_for_change=others)
+        return first.nothing_fits(look_for_change=others)
     chosen = planning.plan_of(pick, brief=False)
     picked = PlanResult(
         device_state,
@@ -164,28 +173,16 @@ def plan(
     )
 
 
-def _planning_that_encodes(
-    workload: Workload,
-    written: FitConfig,
-    device_state: DeviceState,
-    traces: TraceLibrary,
-    counts: PhaseCounts,
-    until: float | None,
-    runs: RunSimulator | None,
-) -> _Planning:
-    """Return the search with the most precise way of encoding images that stays within the budget.
+def _encoding_ways(written: FitConfig, *, bf16: bool) -> Iterator[Mapping[str, Any]]:
+    """Yield keys of the fit that lower the memory for encoding images, the most precise way first.
 
-    The search itself does not choose how to encode: encoding precedes training and depends on no searched key. If no
-    way stays within the budget, the search uses the user's keys, and reports that encoding needs too much.
+    The user's keys do not change.
     """
-
-    def planning(**encoding: Any) -> _Planning:
-        return _Planning(workload, written, device_state, traces, counts, until, runs, encoding)
-
-    bf16 = {"vae_dtype": "bf16"} if device_state.gpu.bf16 else {}
-    ways: tuple[dict[str, Any], ...] = ({}, bf16, {**bf16, "vae_encode_tiling": True})
-    searches = (planning(**{key: way[key] for key in way if getattr(written, key) is None}) for way in ways)
-    return next((search for search in searches if search.encodes_within_budget()), planning())
+    rounded = {"vae_dtype": "bf16"} if bf16 and written.vae_dtype is None else {}
+    if rounded:
+        yield rounded
+    if written.vae_encode_tiling is None:
+        yield {**rounded, "vae_encode_tiling": True}
 
 
 class _Planning:
@@ -211,13 +208,10 @@ class _Planning:
         self.traces = traces
         self.counts = counts if workload.previews else replace(counts, previews=0)
         self.until = until
+        self.failed_to_encode = False
+        """Whether encoding images exceeds the budget, and with it every fit."""
         self.evaluator = self._evaluator(self._fits, until)
         self._runs = runs or RunSimulator(device_state)
-
-    def encodes_within_budget(self) -> bool:
-        """Return whether encoding images, which comes before everything else, stays within the budget."""
-        simulation = Simulation(self.device_state, self.device_state.budget)
-        return simulation.play("cache_pictures", self.traces.phase(self.workload, "cache_pictures"))
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -486,6 +480,7 @@ class _Planning:
         # A phase fails with every fit that shares the settings it depends on; ruling those out saves simulations.
         if failed_in in ("cache_pictures", "cache_texts"):
             self.evaluator.rule_out(lambda _: True)
+            self.failed_to_encode = failed_in == "cache_pictures"
         elif failed_in in ("load", "quantise"):
             self.evaluator.rule_out(lambda other: placement_of(other) == placement_of(fit))
         elif failed_in in ("first_step", "train"):
