@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.training.device.dispatched import is_allocation, is_view
+from trainer.training.acceleration.throughput import is_allocation, is_view
 
 aten = torch.ops.aten
 

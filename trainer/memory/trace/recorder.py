@@ -26,7 +26,7 @@ from trainer.memory.trace.cuda_kernels import (
     safe_softmax,
 )
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind, Work, WorkKind
-from trainer.training.device.dispatched import is_allocation, is_view
+from trainer.training.acceleration.throughput import is_allocation, is_view
 
 aten = torch.ops.aten
 

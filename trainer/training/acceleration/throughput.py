@@ -23,9 +23,10 @@ from trainer.adapter.attach import attach
 from trainer.base.encoding import TextConditioning
 from trainer.config.recipe import RecipeConfig
 from trainer.protocol.forecast import DeviceSpeed, Operation, TimedOperation
-from trainer.training.device.dispatched import is_allocation, is_view
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels, training_step
+
+aten = torch.ops.aten
 
 Thunk = Callable[[], object]
 
@@ -40,6 +41,9 @@ _TRIES = 12
 _CACHE = 1 << 21  # bytes: twice the L2 cache of a core, so that a pass over them evicts all of it
 _COLD_TRIES = 11  # pairs of steps, each pair about 0.12 s
 _TOGETHER = 1 << 30  # bytes of host memory that the example tensors may take at once
+_ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+# These return a view of their input although their schema does not declare one.
+_UNDECLARED_VIEWS = {aten._unsafe_view, aten._reshape_alias}
 # A UNet with every kind of block and next to no arithmetic, so that a step costs only Python and dispatch.
 _MINIATURE: dict[str, Any] = {
     "sample_size": 4,
@@ -62,6 +66,16 @@ class OperationSize:
     stage: str
     flops: int
     bytes: int
+
+
+def is_view(func: OpOverload) -> bool:
+    """Return whether an operation only returns a view of its input."""
+    return func.is_view or func.overloadpacket in _UNDECLARED_VIEWS
+
+
+def is_allocation(func: OpOverload) -> bool:
+    """Return whether an operation only allocates memory, which starts no kernel."""
+    return func.overloadpacket in _ALLOCATIONS
 
 
 def sample_calls(size: OperationSize, device: torch.device) -> list[Thunk]:

@@ -28,13 +28,12 @@ from app.core.tags.completion import Completion
 from app.core.tags.index import Summary, summarize
 from app.core.tags.splitting import Lines, TagSpan, find_tags, move_tag, remove_tag, replace_tag, split_tags
 from app.core.tasks import handle_only, reraise
-from app.qt.actions.commands import Commands
-from app.qt.images.captions.actions import ACTIONS
+from app.qt.actions.commands import Action, Commands
 from app.qt.images.captions.chips import ChipBoard, ChipData, chips_of
 from app.qt.images.captions.status import EditorTexts, EditTargets, SaveStatusPanel
 from app.qt.images.captions.tag_line import TagLine
 from app.qt.images.captions.text import LIMITS, CaptionText, TokenCounter
-from app.qt.widgets import ComboBox, until_destroyed
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, until_destroyed
 
 AT_ONCE = 500
 """Maximum number of captions to process on the main thread; larger numbers go to a worker."""
@@ -43,6 +42,87 @@ _CHIP_LIMIT = 120
 _TYPING_MS = 1500
 """Milliseconds without typing after which further typing starts a new undo step."""
 _GATHER_MS = 40
+
+ACTIONS = (
+    Action(
+        "captions.type",
+        QT_TRANSLATE_NOOP("Action", "Type a tag"),
+        "captions",
+        "focus_tags",
+        keys=("/", "Ctrl+T"),
+        enabled="has_images",
+        icon="tag",
+    ),
+    Action(
+        "captions.write",
+        QT_TRANSLATE_NOOP("Action", "Edit caption as text"),
+        "captions",
+        "focus_text",
+        keys=("Ctrl+E",),
+        enabled="has_one",
+        icon="caption",
+    ),
+    Action(
+        "captions.next_without",
+        QT_TRANSLATE_NOOP("Action", "Next image without caption"),
+        "captions",
+        "next_without",
+        keys=("Ctrl+J",),
+        enabled="has_shown",
+        icon="right",
+    ),
+    Action(
+        "captions.lines",
+        QT_TRANSLATE_NOOP("Action", "Each line is a separate caption"),
+        "captions",
+        "read_lines",
+        checked="are_variants",
+        tip=QT_TRANSLATE_NOOP(
+            "Action", "Treat each line of a caption file as an alternative caption, as set in the job"
+        ),
+    ),
+    Action(
+        "captions.many",
+        QT_TRANSLATE_NOOP("Action", "Edit many captions…"),
+        "captions",
+        "change_many",
+        keys=("Ctrl+H",),
+        enabled="has_any",
+        icon="sort",
+    ),
+    Action(
+        "captions.restore",
+        QT_TRANSLATE_NOOP("Action", "Restore original captions…"),
+        "captions",
+        "restore",
+        enabled="has_any",
+        icon="refresh",
+    ),
+    Action(
+        "captions.retry",
+        QT_TRANSLATE_NOOP("Action", "Try saving again"),
+        "captions",
+        "retry",
+        enabled="has_problems",
+        icon="save",
+    ),
+    Action(
+        "captions.conflicts",
+        QT_TRANSLATE_NOOP("Action", "Resolve conflicts…"),
+        "captions",
+        "choose",
+        enabled="has_conflicts",
+        icon="compare",
+    ),
+    Action(
+        "captions.recovered",
+        QT_TRANSLATE_NOOP("Action", "Show recovered edits…"),
+        "captions",
+        "show_recovered",
+        enabled="has_recovered",
+        icon="info",
+    ),
+)
 
 
 class CaptionEditor(QWidget):
