@@ -157,3 +157,8 @@ OptimizerConfig = (
     | ProdigyConfig
     | ScheduleFreeConfig
 )
+
+
+def averages_weights(optimizer: OptimizerConfig) -> bool:
+    """Return whether an optimizer saves and validates with averages of the weights that it trains."""
+    return isinstance(optimizer, ScheduleFreeConfig)

@@ -49,14 +49,16 @@ _OPTIMIZERS = choices(RecipeConfig.model_fields["optimizer"].annotation)
 _CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "lion": {"weight_decay": 0.0},
     "lion8bit": {"weight_decay": 0.0},
-    "prodigy": {"weight_decay": 0.0, "safeguard_warmup": False},
+    "prodigy": {"weight_decay": 0.0, "safeguard_warmup": False, "bias_correction": False},
     "schedulefree": {"weight_decay": 0.0},
     "adafactor": {"scale_parameter": True},
 }
 _ARGUMENTS = {
     "weight_decay", "eps", "d_coef", "d0", "growth_rate", "safeguard_warmup", "relative_step", "scale_parameter",
-    "warmup_init", "clip_threshold", "decay_rate", "beta1", "warmup_steps",
+    "warmup_init", "clip_threshold", "decay_rate", "beta1", "warmup_steps", "bias_correction",
 }  # fmt: skip
+_ARGUMENT_NAMES = {"use_bias_correction": "bias_correction"}
+"""Arguments that a recipe calls by another name."""
 _ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
 
 
@@ -203,7 +205,7 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
         mapped.notes.append(f"ss_optimizer: {_short(path.rpartition('.')[2])} is not supported")
         return
     stated: dict[str, Any] = {"name": name, **_CLASS_DEFAULTS.get(name, {})}
-    for key, value in _arguments(arguments):
+    for key, value in ((_ARGUMENT_NAMES.get(key, key), value) for key, value in _arguments(arguments)):
         if key in _ARGUMENTS and not isinstance(value, tuple | str):
             stated[key] = value
         elif key == "betas" and isinstance(value, tuple):

@@ -15,7 +15,7 @@ from trainer import __version__
 from trainer.config.base import Family, Prediction
 from trainer.config.fit import FitConfig, Int8LayerConfig
 from trainer.config.job import Job, PromptConfig
-from trainer.config.optimizer import ScheduleFreeConfig
+from trainer.config.optimizer import averages_weights
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.cache_keys import text_batch_size
 from trainer.dataset.image import ImageRecord
@@ -180,7 +180,7 @@ class Workload:
             "dtype": fit.dtype,
             "clipped": recipe.max_grad_norm > 0,
             "optimizer": _present(recipe.optimizer.model_dump(mode="json")),
-            "averaged": isinstance(recipe.optimizer, ScheduleFreeConfig),
+            "averaged": averages_weights(recipe.optimizer),
             # Tiling is only listed when it is on, so that the keys of shipped traces do not change.
             "vae_dtype": (fit.vae_dtype, "tiled") if fit.vae_encode_tiling else fit.vae_dtype,
             "decoding": (fit.vae_tiling, fit.preview_offload),

@@ -147,6 +147,7 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
         "name": "prodigy",
         "weight_decay": 0.01,
         "safeguard_warmup": True,
+        "bias_correction": True,
         "d_coef": 0.8,
         "beta1": 0.9,
         "beta2": 0.99,
@@ -170,7 +171,6 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
     assert named == [
         "ss_network_args.loraplus_unet_lr_ratio",
         "ss_optimizer.decouple",
-        "ss_optimizer.use_bias_correction",
         "ss_text_encoder_lr",
         "ss_text_encoder_lr",
         "ss_huber_schedule",
@@ -201,6 +201,16 @@ def told(**metadata: str) -> dict[str, Any]:
             {"name": "adafactor", "scale_parameter": False, "relative_step": False, "warmup_init": False},
         ),
         ("schedulefree.adamw_schedulefree.AdamWScheduleFree", {"name": "schedulefree", "weight_decay": 0.0}),
+        (
+            "prodigyopt.prodigy.Prodigy(d_coef=2.0)",  # with the defaults of its class, which are not those of a recipe
+            {
+                "name": "prodigy",
+                "weight_decay": 0.0,
+                "safeguard_warmup": False,
+                "bias_correction": False,
+                "d_coef": 2.0,
+            },
+        ),
         ("adamw8bit", {"name": "adamw8bit"}),
         ("dadaptation.experimental.dadapt_adam_preprint.DAdaptAdamPreprint(decouple=True)", None),
         ("__import__('os').system('x')", None),
