@@ -49,7 +49,7 @@ class Notices(QWidget):
     def show_notice(
         self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None
     ) -> None:
-        """Show a bar with this sentence, unless one is already shown.
+        """Show a bar with this sentence, unless a bar already shows it.
 
         `act` is the (title, action) of a button, which also closes the bar.
         """

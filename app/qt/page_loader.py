@@ -115,9 +115,9 @@ class Page(QWidget):
         """Show an item that belongs to this page, such as a run; the default does nothing."""
 
     def begin(self, name: str) -> None:
-        """Start something new that another page requested: a job with this recipe, or a queue entry with this id.
+        """Handle a request from another page; the default does nothing.
 
-        The default does nothing.
+        The Train page creates a job from the recipe with this name; the Runs page shows the queue entry with this id.
         """
 
 

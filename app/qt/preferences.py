@@ -246,7 +246,7 @@ class ShortcutEditor(QWidget):
     def _unassign(self, key: str, *, only_own: bool = False) -> list[str]:
         """Remove a key from all other commands that use it and return their titles.
 
-        With `only_own`, commands whose keys are the defaults keep it.
+        With `only_own`, remove it only from commands whose shortcuts the user has changed.
         """
         previous_owners = self.owners(QKeySequence(key, _PORTABLE))
         previous_owners = [one for one in previous_owners if not only_own or one.action.id in self.own]

@@ -153,7 +153,7 @@ def cost(event: events.SteppedDown) -> str:
         return "a base with fewer bits costs some fidelity"
     if "vae_encode_tiling" in event.changes:
         return "latents of images encoded in tiles differ by about 5%"
-    return "the result stays the same" if event.exact else "the result differs by rounding"
+    return "the result stays the same" if event.exact else "the result differs only by rounding"
 
 
 def slowness(event: events.Slow) -> str:

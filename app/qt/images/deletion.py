@@ -57,7 +57,7 @@ def trash_images(images: Iterable[LibraryImage], shared: Callable[[LibraryImage]
 
 
 def restore_files(trashed: TrashedFiles) -> list[Path]:
-    """Move files back from the trash without overwriting any; return the original paths of those that failed."""
+    """Restore files from the trash without overwriting any; return the original paths of those not restored."""
     from app.core.disk.reading import file_state
 
     left = []

@@ -18,7 +18,7 @@ _MAX_REPEATS = 10_000
 
 
 class FolderDialog(QDialog):
-    """Dialog for a folder's repeats, regularization and trigger word, which its impasto.jsonl stores."""
+    """Dialog for a folder's repeats, regularization and trigger word, as stored in the folder's impasto.jsonl."""
 
     def __init__(self, folder: Folder, parent: QWidget | None = None) -> None:
         super().__init__(parent)

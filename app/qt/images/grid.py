@@ -39,7 +39,7 @@ _ROWS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _INSET = 12
 _ANNOUNCED = frozenset({"rating", "excluded", "mask", "problem"})
 _DESCRIBED = _ANNOUNCED | {"caption"}
-"""Image fields in the accessible description. A changed caption is not announced: typing is read aloud anyway."""
+"""Image fields in the accessible description. Caption changes are not announced: typing is read aloud anyway."""
 _CENTERED = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
 
 

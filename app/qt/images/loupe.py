@@ -34,7 +34,8 @@ MOST = 4
 class Loupe(QWidget):
     """View of the current image.
 
-    Arrow keys go to another image. If the image is zoomed, or with Shift, they move the visible part instead.
+    Left and Right go to another image. If the image is zoomed or Shift is held, the arrow keys move the visible part
+    instead.
     """
 
     stepped = Signal(int)

@@ -116,7 +116,7 @@ class ImageViews(QWidget):
 
     message_shown = Signal(str)
     full_screen_requested = Signal(bool)
-    """Asks the window to show only the images in full screen (True), or to undo that (False)."""
+    """Asks the window to show only the images, in full screen (True), or to restore the window (False)."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -347,7 +347,7 @@ class ImageViews(QWidget):
         dialog.open()
 
     def close_dataset(self) -> None:
-        """Close the current image's dataset, or the one opened last; its files do not change."""
+        """Close the current image's dataset or, if no image is current, the one opened last; no files change."""
         image = self._session.library.images.get(self._session.view.current or 0)
         folders = self._session.datasets.folders
         root = image.folder.root if image and image.folder.root in folders else folders[-1]
@@ -357,7 +357,7 @@ class ImageViews(QWidget):
         self._commands.refresh()
 
     def delete(self) -> None:
-        """Move the images to the trash with captions and masks; the next image becomes the current one."""
+        """Move the images to the trash with their captions and masks, and select the next image."""
         from app.qt.images.deletion import TrashStep
 
         chosen = self.targets()
@@ -381,7 +381,7 @@ class ImageViews(QWidget):
         return next(after, next(before, None))
 
     def undelete(self) -> None:
-        """Restore the last deletion from the trash, without undoing later edits."""
+        """Restore the most recently deleted images from the trash, without undoing later edits."""
         from app.qt.images.deletion import RestoreStep
 
         deletion = self._in_trash()[-1]

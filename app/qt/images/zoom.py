@@ -54,7 +54,7 @@ class FullImageLoader:
     def load(self, image: LibraryImage, longest: int, done: Callable[[FullImage | str], None]) -> None:
         """Load an image and call `done` with it, or with the reason why it cannot be shown.
 
-        `longest` is the longer side of the view in device px. `drop` or another `load` cancels the call of `done`.
+        `longest` is the longer side of the view in device px. `drop` or another `load` cancels the call to `done`.
         """
         self.drop()
         request, path = self._request, image.path
@@ -148,7 +148,7 @@ class ZoomArea(QWidget):
         )
 
     def show_image(self, number: int | None) -> None:
-        """Show another image, or none."""
+        """Show the image with this id, or none for None."""
         if number != self.image:
             self.image, self.whole, self.problem, self._preview = number, None, None, None
             self._load()
@@ -197,7 +197,7 @@ class ZoomArea(QWidget):
 
     @property
     def full_size(self) -> QSize | None:
-        """Return the image's size in px, or its thumbnail's if that is unknown; None if neither is loaded."""
+        """Return the image's size in px or, if unknown, the thumbnail's size; None if that is unknown too."""
         if self.whole:
             return self.whole.image.size()
         image = self.images.get(self.image or 0)

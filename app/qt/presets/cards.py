@@ -1,4 +1,4 @@
-"""Preset cards, and the details of the selected preset: image, origin, purpose, cost and settings."""
+"""Preset cards, and the details of the selected preset: image, origin, purpose, time, memory and settings."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def cost_line(outlook: CostEstimate | None) -> str:
 
 
 def cost_text(outlook: CostEstimate | None, gpu: str) -> str:
-    """Return sentences about a preset's training time and memory on a GPU, and the fit that it would use."""
+    """Return sentences about a preset's training time and memory on a GPU, and the fit to use there."""
     if outlook is None:
         return QCoreApplication.translate("Presets", "Estimating time and memory…")
     if outlook.answer is None:
@@ -139,7 +139,7 @@ _IMAGE, _PAD, _GAP, _LINE = 72, 12, 12, 4
 
 
 class PresetModel(QAbstractListModel):
-    """List model of the shown presets; `outlook` returns a preset's cost, or None while it is unknown."""
+    """List model of the shown presets; `outlook` returns the estimate of a preset's time and memory, if known yet."""
 
     def __init__(self, outlook: Callable[[PresetEntry], CostEstimate | None], parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -153,7 +153,7 @@ class PresetModel(QAbstractListModel):
         self.endResetModel()
 
     def renew(self) -> None:
-        """Repaint all cards, because costs or images have arrived."""
+        """Repaint all cards, because time and memory estimates or images have arrived."""
         if self.rows:
             self.dataChanged.emit(self.index(0), self.index(len(self.rows) - 1))
 
@@ -180,7 +180,7 @@ class PresetModel(QAbstractListModel):
         return None
 
     def lines(self, each: PresetEntry) -> tuple[str, str, str, str]:
-        """Return the lines on a card: name with family, origin, purpose and cost."""
+        """Return the lines on a card: name with family, origin, purpose, and training time with memory."""
         preset = each.preset
         what = preset.notes.partition("\n")[0] or self.tr("No description given.")
         cost = (
@@ -315,7 +315,7 @@ class PresetListView(QListView):
 
 
 class CostPanel(QWidget):
-    """Panel that shows one preset's cost on a chosen GPU; the chosen GPU applies to all presets."""
+    """Panel that shows a preset's training time and memory on a chosen GPU; the choice applies to all presets."""
 
     def __init__(self, outlooks: CostEstimates, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -342,7 +342,7 @@ class CostPanel(QWidget):
         until_destroyed(self, outlooks.changed.connect(lambda _: self._on_costs_changed()))
 
     def show_preset(self, path: Path, preset: Preset) -> None:
-        """Show the cost of a preset; `path` is its file."""
+        """Show the training time and memory of a preset; `path` is its file."""
         self._shown = path, preset
         self.setVisible(preset.recipe is not None)
         self._on_costs_changed()

@@ -213,7 +213,7 @@ class ReceiveDialog(QDialog):
         return self.tr("Differs from defaults")
 
     def _update_buttons(self) -> None:
-        """Update the buttons: the entered name decides whether this adds a preset or replaces the user's own."""
+        """Update the buttons: if the user already has a preset with the entered name, offer to replace it."""
         name, former = self.name.text().strip(), self.received.existing
         replaces = former is not None and same_name(name, former.preset.name)
         self.keep.setText(self.tr("Replace mine") if replaces else self.tr("Add preset"))

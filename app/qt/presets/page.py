@@ -82,7 +82,7 @@ ACTIONS = (
         keys=("Ctrl+Shift+S",),
         enabled="is_chosen",
         icon="save",
-        tip=QT_TRANSLATE_NOOP("Action", "Saves one file to share, with the image"),
+        tip=QT_TRANSLATE_NOOP("Action", "Saves the preset and its image as one file to share"),
     ),
     Action(
         "presets.save_image",
@@ -145,7 +145,7 @@ ACTIONS = (
 Kind = Literal["recipes", "fits"]
 _MAX_PASTE = 1 << 20
 _COST_DELAY = 300
-"""Milliseconds to wait before computing the costs of visible cards, which starts the planner process."""
+"""Milliseconds to wait before estimating time and memory for the visible cards, which starts the planner process."""
 
 
 class PresetsPage(Page):
@@ -197,7 +197,7 @@ class PresetsPage(Page):
         return self.chosen is not None and self.chosen.origin != "built-in"
 
     def has_image(self) -> bool:
-        """Return whether the selected preset has a preview image, in which it can be embedded."""
+        """Return whether the selected preset has a preview image, in which the preset can be embedded."""
         return self.chosen is not None and self.chosen.preset.preview is not None
 
     def use(self) -> None:

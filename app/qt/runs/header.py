@@ -466,7 +466,7 @@ class RunHeader(QWidget):
         return " · ".join(parts)
 
     def _device(self, run: Run) -> str:
-        """Return the device's name; a GPU's name comes from the forecast, if there is one."""
+        """Return the device's name: a GPU's model if the run has a forecast, otherwise a name such as “cuda:0”."""
         device = run.progress.device
         if device == "cpu":
             return self.tr("the CPU")

@@ -68,7 +68,7 @@ class RunModel(StatusModel[RunSummary]):
         """Day on which the status texts were created; some say “yesterday”, so a new day makes them outdated."""
 
     def show(self, rows: Sequence[RunSummary]) -> bool:
-        """Show these runs; return whether any were added, removed or moved, rather than only changed."""
+        """Show these runs; return whether any were added, removed or moved (not whether any changed)."""
         same_day, self._day = self._day == _today(), _today()
         # By identity: an unchanged run is the same object as last time, which `self.rows` keeps alive until the end.
         before = dict(zip(map(id, self.rows), self.words, strict=True)) if same_day else {}
@@ -79,7 +79,7 @@ class RunModel(StatusModel[RunSummary]):
         return self.update_rows(rows, [self._words(row, before.get(id(row))) for row in rows])
 
     def _words(self, row: RunSummary, before: str | None) -> str:
-        """Return a run's status text; reuse its previous text (`before`, if still valid) unless it is running."""
+        """Return a run's status text: `before`, if given, unless the run is running; otherwise a new one."""
         if before is not None and row.state != "running":
             return before
         return run_status(row, self._left(row.path), starting=row.path in self._beginning)
@@ -252,7 +252,7 @@ class QueueModel(StatusModel[Entry]):
         super().__init__(lambda entry: entry.id, parent)
 
     def show(self, rows: Sequence[Entry]) -> bool:
-        """Show these entries; return whether any were added, removed or moved, rather than only changed."""
+        """Show these entries; return whether any were added, removed or moved (not whether any changed)."""
         now = time.time()
         return self.update_rows(rows, [entry_status(row, now) for row in rows])
 

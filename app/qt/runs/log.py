@@ -126,7 +126,7 @@ class LogText(QPlainTextEdit):
 
     @property
     def at_end(self) -> bool:
-        """Whether the loaded chunks reach the end that the log had at the last read."""
+        """Whether the loaded chunks include the end of the log, as of the last read."""
         return not self._more
 
     @property

@@ -107,7 +107,7 @@ class Notifier(QObject):
             QApplication.beep()
 
     def show_close_notice(self, goes_on: Continuing) -> None:
-        """Show that training or the queue continues after the window closes; at logout, do nothing."""
+        """Show a notice that training or the queue continues without the window; at logout, do nothing."""
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         if not application.isSavingSession():  # at logout the system would not wait for the notice
@@ -137,7 +137,7 @@ class Notifier(QObject):
                 self._tray.hide()
 
     def _on_run_resumed(self, run: Path) -> None:
-        """Remove the notice that a run has ended, because it was resumed."""
+        """Remove the notice that a run has ended, because the run was resumed."""
         if words := self._notified.pop(run, ""):
             self._notices.dismiss(words)
 

@@ -221,7 +221,7 @@ class RunsPage(Page):
             self.session.runs.forget(path)
 
     def can_forget(self) -> bool:
-        """Return whether a selected run can be removed from the list, which must have the focus."""
+        """Return whether the list has the focus and at least one selected run can be removed from it."""
         return bool(self._forgettable()) and self.list.hasFocus()
 
     # --- Qt's events
@@ -342,7 +342,7 @@ class RunsPage(Page):
         self.after.choose(step)
 
     def _on_run_changed(self) -> None:
-        """Update the banner and the run's row in the list, because the list itself is read less often."""
+        """Update the banner and the run's row in the list; the list's own updates are less frequent."""
         self._show_trouble()
         if self.run:
             self.session.runs.update_summary(self.run.summary)

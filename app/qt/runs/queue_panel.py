@@ -79,7 +79,7 @@ ACTIONS = (
     ),
 )  # fmt: skip
 _MIN_LINES = 8
-"""Minimum height of the list, in lines of text; fits three entries."""
+"""Minimum height of the list, in lines of text: enough for three entries."""
 
 
 class AfterTimeDialog(QDialog):

@@ -213,7 +213,7 @@ def _stepped_down(event: events.SteppedDown) -> str:
         cost = (
             translate("Remarks", "The result stays the same.")
             if event.exact
-            else translate("Remarks", "The result differs by rounding.")
+            else translate("Remarks", "The result differs only by rounding.")
         )
     words = translate("Remarks", "Training continues from step {step} with settings that use less memory: {keys}.")
     return f"{words.format(step=_number(event.step + 1), keys=keys)} {cost}"

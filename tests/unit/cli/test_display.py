@@ -216,7 +216,7 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
         (
             events.SteppedDown(7, 1, {"gradient_checkpointing": "full", "micro_batch": 2}, False),
             'Continuing from step 8 with fit.gradient_checkpointing = "full", fit.micro_batch = 2; '
-            "the result differs by rounding.",
+            "the result differs only by rounding.",
         ),
         (
             events.SteppedDown(7, 1, {"vae_tiling": True}, True),

@@ -81,14 +81,14 @@ class TagField(QLineEdit):
 
 
 class TagLine(TagField):
-    """Field that adds tags: Enter adds at the end, Shift+Enter at the start.
+    """Field for adding tags: Enter adds the typed tags at the end of the caption, Shift+Enter at the start.
 
     Ctrl+Up and Ctrl+Down change the image. While the field is empty, Left and Right also change the image, and
-    Backspace selects the last tag. Escape clears the field and leaves it.
+    Backspace selects the last tag. Escape clears the field and emits `left`.
     """
 
     submitted = Signal(str, bool)
-    """The typed text with the tags to add, and whether to add them at the start."""
+    """The user added tags: the typed text, and whether to add its tags at the start of the caption."""
     stepped = Signal(int)
     back = Signal()
     left = Signal()
@@ -122,7 +122,7 @@ class TagLine(TagField):
             super().keyPressEvent(event)
 
     def enter(self, front: bool = False) -> None:
-        """Add the typed tags, completing the last one with the selected suggestion."""
+        """Add the typed tags, first replacing the last one with the selected suggestion, if any."""
         if self.list.isVisible() and self.list.chosen:
             self.accept(self.list.chosen.text)
         self._enter(front)

@@ -27,7 +27,7 @@ CHUNK = 75
 Limit = Literal[75, 150, 225]
 LIMITS: tuple[Limit, ...] = (75, 150, 225)
 _MOST = 20_000
-"""Maximum number of characters to tokenize: ten times what training can use. Tokenizing them takes about 10 ms."""
+"""Maximum number of characters to tokenize: ten times what training can use; takes about 10 ms."""
 
 _Ends = Callable[[str], list[int]]
 _Holds = Callable[[str, str], bool]
@@ -52,7 +52,7 @@ class TokenCount:
 
 
 class TokenCounter(QObject):
-    """Token counter; loads CLIP's vocabulary on a worker on first use and emits `ready` when it can count."""
+    """Token counter. The first call to `count` loads CLIP's vocabulary on a worker; `ready` means it is loaded."""
 
     ready = Signal()
 
@@ -64,7 +64,10 @@ class TokenCounter(QObject):
         self._holds: _Holds | None = None
 
     def count(self, text: str, lines: Lines, limit: Limit, trigger: str = "") -> list[TokenCount] | None:
-        """Return the token count of the caption, or of each line if lines are separate; None while loading."""
+        """Return the token count of the caption, or of each line if every line is a separate caption.
+
+        Returns None while the vocabulary is loading.
+        """
         if self._ends is None:
             self._load()
             return None

@@ -171,7 +171,7 @@ class FilterField(QLineEdit):
         self.textEdited.connect(lambda _: self.propose(typing=True))
 
     def underline(self, faults: Iterable[QueryProblem]) -> None:
-        """Draw a wavy underline below the parts of the text with these problems, and remove all others.
+        """Draw a wavy underline below each part of the text that has a problem; remove all earlier underlines.
 
         QLineEdit has no text formats of its own; only an input method event can set them (QTBUG-46603).
         """
@@ -483,7 +483,7 @@ class FilterBox(QWidget):
         self._session.filters.remove(saved)
 
     def _roots(self) -> list[Path]:
-        """Return the folders of the open datasets, in order."""
+        """Return the folders of the datasets that the loaded images belong to, without duplicates."""
         return list(dict.fromkeys(image.folder.root for image in self._session.library.images.values()))
 
     def _remember(self) -> None:

@@ -1,4 +1,4 @@
-"""The tag panel: lists all tags with counts and tags that occur together; a click filters by a tag."""
+"""The tag panel: a list of all tags and, below it, the tags that occur with the selected one."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _LICENSES = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "
 def destination_name(destination: Destination) -> str:
     """Return the program that a LoRA folder belongs to or, if unknown, a distinctive folder name.
 
-    This is the last name in the path that is not a common one such as "models".
+    The distinctive name is the last name in the path that is not a common one such as "models".
     """
     folder = destination.folder
     names = (path.name for path in (folder, *folder.parents) if path.name and path.name.lower() not in _COMMON_NAMES)

@@ -127,7 +127,7 @@ class AfterPanel(QWidget):
         self._update_candidates()
 
     def choose(self, step: int) -> None:
-        """Select a saved step, or remember it until it is listed."""
+        """Select a saved step; if it is not listed yet, select it as soon as it is."""
         self._wanted = step
         steps = [candidate.step for candidate in self.strip.candidates.all]
         if step in steps:
@@ -479,7 +479,7 @@ def _heading(words: str) -> QLabel:
 
 
 def _trained_on(listing: Path) -> int:
-    """Return the number of training images in a run's `listing` of images."""
+    """Return the number of training images in `listing`, a run's file that lists its images."""
     from trainer.dataset.dataset import read_listing
 
     return sum(image.kind == "train" for image in read_listing(listing))

@@ -59,9 +59,10 @@ class TryBox(QWidget):
         self._refresh()
 
     def show_job(self, job: Job | None, folder: Path) -> None:
-        """Try this job's LoRAs, starting from its first preview prompt; images are saved in `folder`.
+        """Prepare to try this job's LoRAs; generated images are saved in `folder`.
 
-        The user's entries are kept if only the job object was replaced, as happens while a run is active.
+        Fills in the job's first preview prompt, unless a job with this folder is already shown: while a run is
+        active, its job is read repeatedly, and the user's entries must be kept.
         """
         is_new = job is not None and (self._job is None or folder != self._folder)
         if folder != self._folder:
@@ -96,7 +97,7 @@ class TryBox(QWidget):
             self._session.renderer.cancel()
 
     def can_render(self) -> bool:
-        """Return whether an image can be generated: there are a prompt, a LoRA and a job."""
+        """Return whether an image can be generated, which requires a prompt, a LoRA and a job."""
         return bool(self._job and self._candidate and self.prompt.toPlainText().strip())
 
     def is_drawing(self) -> bool:

@@ -33,7 +33,7 @@ class ChartOptions:
     """The user's display options for the charts."""
 
     smoothing: float = 50.0
-    """Number of steps that the smooth line averages."""
+    """Approximate number of steps to average for the smoothed line."""
     logarithmic: bool = False
     clip: bool = True
 
@@ -113,7 +113,7 @@ def gpu_spec(watch: GpuMonitor) -> ChartSpec:
 def _noisy(
     runs: Sequence[Run], track: Callable[[Run], Track], raw: str, smooth: str, steps: float
 ) -> Iterator[ChartLine]:
-    """Yield the smoothed line of each run; for a single run, yield the line of its values at each step first."""
+    """Yield each run's smoothed line; if there is only one run, first yield a line with its value at each step."""
     for place, run in enumerate(runs):
         x, y = arrays(track(run))
         if not len(x):

@@ -261,7 +261,7 @@ class Chart(QFrame):
         self._legend_or_readout.setCurrentWidget(self.readout if self.readout.text() else self.legend)
 
     def readout_at(self, step: float) -> str:
-        """Return a text with the values of all lines at a step."""
+        """Return a step and the values of all lines there, formatted for display."""
         found = [(line, at(line.steps, line.values, step)) for line in self.drawing.lines]
         points = [(line, point) for line, point in found if point]
         if not points:

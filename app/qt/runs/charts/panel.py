@@ -307,7 +307,7 @@ class ProgressPanel(QWidget):
         self.smoothing = Slider(Qt.Orientation.Horizontal)
         self.smoothing.setRange(0, len(SMOOTHING) - 1)
         self.smoothing.setFixedWidth(140)
-        self.smoothing.setAccessibleName(self.tr("Number of steps that the smoothed line averages"))
+        self.smoothing.setAccessibleName(self.tr("Number of steps to average for the smoothed line"))
         self.smoothing.valueChanged.connect(self._on_smoothing_changed)
         self.smoothing.setValue(SMOOTHING.index(50))
         self.smoothed.setProperty("role", "muted")
