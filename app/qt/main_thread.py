@@ -3,8 +3,8 @@
 Garbage collection runs only on the main thread. By default, Python collects on whichever thread happens to allocate. On
 a worker this can deadlock if a cycle contains a QObject: Qt destroys it while holding a lock and waits for the GIL, and
 the main thread may hold the GIL and wait for that lock. A full collection also visits every object, which takes
-170 ms with 100,000 images. Reference counting frees most objects immediately, and cycles are few: young objects are
-collected often, all others when the user switches to another program.
+170 ms with 100,000 images. Reference counting frees most objects immediately, and cycles are rare, so young objects
+are collected often, and all others only when the user switches to another program.
 """
 
 from __future__ import annotations

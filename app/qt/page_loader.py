@@ -1,7 +1,7 @@
 """The base class for pages, and the loader that builds pages in small steps once the window is shown.
 
-A worker imports the modules without Qt, which are the majority. Modules that define Qt classes are imported on the main
-thread, one per turn of the event loop, to keep the window responsive. A page that the user opens early shows its title
+A worker imports most modules, namely those without Qt. Modules that define Qt classes are imported on the main thread,
+one per turn of the event loop, to keep the window responsive. A page that the user opens early shows its title
 immediately and is built before the others.
 """
 
@@ -40,8 +40,9 @@ BACKGROUND_MODULES = (
     "app.core.runs.runs",
     "app.core.presets.presets",
 )
-"""Modules without Qt that a worker imports, in this order: first numpy and Pillow, for which the first thumbnails would
-otherwise wait half a second; then image health; then what the pages need, including the job's pydantic models."""
+"""Modules without Qt that a worker imports, in this order: first those that import numpy and Pillow, or the
+first thumbnails would wait half a second for that; then image health; then what the pages need, including the job's
+pydantic models."""
 
 
 class UndoStep(Protocol):

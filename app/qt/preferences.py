@@ -131,7 +131,7 @@ _VIEWS = frozenset(
 
 
 def is_view_key(keys: QKeySequence) -> bool:
-    """Return whether image grids, lists and fields handle these keys themselves, before any shortcut."""
+    """Return whether image grids, lists and fields handle these keys before a shortcut could."""
     return keys.toString(_PORTABLE) in _VIEWS
 
 

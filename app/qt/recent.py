@@ -76,7 +76,7 @@ class RecentMenu(QMenu):
 
 
 class RecentList(QWidget):
-    """Buttons for the most recent folders, shown in a window without images; hidden while there are none."""
+    """Buttons for the most recent folders, shown in a window without images; hidden if there are no such folders."""
 
     chosen = Signal(Path)
 

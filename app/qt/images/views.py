@@ -447,7 +447,7 @@ _NEED_FOCUS = (
 class DiskPoller(QTimer):
     """Timer that scans for changes on disk every two seconds, and checks every file when the app becomes active.
 
-    Also limits how long thumbnails on an unresponsive disk can delay others.
+    Also lets extra threads load thumbnails while an unresponsive disk blocks the usual ones.
     """
 
     def __init__(self, session: Session, in_sight: Callable[[], list[int]], parent: QWidget) -> None:

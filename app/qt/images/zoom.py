@@ -134,7 +134,7 @@ class ZoomArea(QWidget):
         self.marked = False
         """Whether to draw a ring that marks the current image among several."""
         self.fits_up_to = 1.0
-        """Maximum scale of a fitted image: 1 for viewing, more for editing."""
+        """Maximum scale of a fitted image: 1 for viewing, larger for editing."""
         self.margin = 0
         """Free space around a fitted image in logical px; makes handles at its edges easy to grab."""
         self._preview: QImage | None = None

@@ -334,7 +334,7 @@ class QueueList(QListView):
     """List of the queue entries, in order."""
 
     chosen = Signal()
-    """Emitted when another entry, or none, is selected."""
+    """Emitted when another entry is selected or the selection is cleared."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

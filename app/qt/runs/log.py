@@ -67,7 +67,7 @@ class LogText(QPlainTextEdit):
     """
 
     moved = Signal()
-    """Emitted when another part of the log is visible."""
+    """Emitted when another part of the log may have become visible."""
     unreadable = Signal(str)
     """Reason why the log cannot be read."""
     not_found = Signal()
@@ -348,7 +348,7 @@ class LogView(QWidget):
         self._commands.refresh()
 
     def remark_texts(self) -> list[RemarkText]:
-        """Return the run's remarks as sentences, the latest first."""
+        """Return the run's remarks as sentences, latest first."""
         now = time.time()
         remarks = reversed(self._run.remarks.all) if self._run else ()
         return [RemarkText(one.kind, sentence(one), format_past((one.last or one.event).time, now)) for one in remarks]

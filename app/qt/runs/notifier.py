@@ -23,7 +23,7 @@ _POLL_MS = 1000
 
 
 class CloseNotice(QFrame):
-    """Short notice that replaces the closed window; when it closes, the app quits unless a window is open."""
+    """Short notice that replaces the closed window; when the notice closes, the app quits unless a window is open."""
 
     def __init__(self, window: QWidget, goes_on: Continuing) -> None:
         # No parent: the app would not wait for a child of the closed window.

@@ -222,7 +222,7 @@ class QueuePanel(QWidget):
         self._for_chosen(self._queue.duplicate)
 
     def can_duplicate(self) -> bool:
-        """Return whether the selected entry has a job, which can be queued again."""
+        """Return whether the selected entry has a job, so that it can be queued again."""
         entry = self.list.entry()
         return entry is not None and entry.job is not None
 
