@@ -41,9 +41,9 @@ def read_image(
 ) -> None:  # fmt: skip
     """Read an image on a worker and pass it to `done` if `owner` still exists.
 
-    An unreadable file gives a null image. `side` limits the longer side in pixels; 0 keeps the size. Workers return
-    only bytes, never Qt objects: PySide creates its types and enumerations lazily, and two threads doing so at the
-    same time crash the process.
+    If the file is unreadable, `done` gets a null image. `side` limits the longer side in pixels; 0 keeps the size.
+    Workers return only bytes, never Qt objects: PySide creates its types and enumerations lazily, and two threads
+    doing so at the same time crash the process.
     """
 
     def on_pixels(pixels: Pixels | None) -> None:
