@@ -34,8 +34,7 @@ MOST = 4
 class Loupe(QWidget):
     """View of the current image.
 
-    Left and Right go to another image. If the image is zoomed or Shift is held, the arrow keys move the visible part
-    instead.
+    Arrow keys show another image. If the image is zoomed or Shift is held, they move its visible part instead.
     """
 
     stepped = Signal(int)
