@@ -210,4 +210,4 @@ def test_an_end_that_the_system_asked_for_is_one_to_be_gone_on_with(queue, name,
         engine.send_signal(signal.SIGTERM)
     assert engine.returncode == 75
     assert queue.get(name).state == state
-    assert ("at a shutdown" in queue.get(name).problem) == (wish is None)
+    assert ("during shutdown" in queue.get(name).problem) == (wish is None)

@@ -48,9 +48,7 @@ REMARKS: Mapping[str, str] = {
     "dataset.unreadable": "The images could not be read, so {images} square images are assumed.",
     "dataset.empty": "The dataset has no image to train on, so {images} square images are assumed.",
     "dataset.assumed": "Assumed: {images} square images and {prompts} preview prompts.",
-    "smaller.phase": (
-        'No plan at this precision needs much less memory than this: "{phase}" takes {bytes} in each plan.'
-    ),
+    "smaller.phase": ('No plan at this precision needs much less memory: "{phase}" takes {bytes} in each plan.'),
     "smaller.none": "No plan needs much less memory than this one.",
     "cache.shards": (
         "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}."

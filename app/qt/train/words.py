@@ -53,7 +53,7 @@ REMARKS: Mapping[str, str] = {
     "dataset.empty": QT_TRANSLATE_NOOP("Forecast", "The dataset has no image to train on, so {images} are assumed."),
     "dataset.assumed": QT_TRANSLATE_NOOP("Forecast", "Assumed: {images} and {prompts}."),
     "smaller.phase": QT_TRANSLATE_NOOP(
-        "Forecast", "No plan at this precision needs much less memory than this: “{phase}” takes {bytes} in each plan."
+        "Forecast", "No plan at this precision needs much less memory: “{phase}” takes {bytes} in each plan."
     ),
     "smaller.none": QT_TRANSLATE_NOOP("Forecast", "No plan needs much less memory than this one."),
     "cache.shards": QT_TRANSLATE_NOOP(

@@ -237,9 +237,13 @@ class _Planning:
             return TraceRequest(replace(self.workload, fit=fit), part, more)
 
         looked_at = self.placements[:2]
-        fits = [fit.replaced(**placement._asdict()) for placement in looked_at for fit in (plain, saving)]
+        fits = [
+            fit.replaced(quantize=placement.quantize, stream=placement.stream)
+            for placement in looked_at
+            for fit in (plain, saving)
+        ]
         steps = [request(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
-        last = plain.replaced(**looked_at[-1]._asdict())
+        last = plain.replaced(quantize=looked_at[-1].quantize, stream=looked_at[-1].stream)
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
         previews = [request(fits[-1], "preview")] if self.counts.previews else []
         # Traced one by one in this order: the search needs training steps before previews and other phases.
@@ -351,22 +355,26 @@ class _Planning:
         return True
 
     def smaller(self, pick: FitConfig, most: int) -> Plan | None:
-        """Return the best fit of the same precision that reserves at most ``most`` bytes, or None.
+        """Return the best fit of the same precision that reserves at most ``most`` bytes; None if there is none.
 
-        Only the first few candidates are simulated. Steps or previews that are too large in one fit rule out other fits
-        that share them.
+        Only the first few candidates are simulated, and last the one that needs the least memory, whose result decides
+        whether there is any. Steps or previews that are too large in one fit rule out other fits that share them.
         """
         alike = [fit for fit in self.choices if placement_of(fit) == placement_of(pick)]
         looked_at: list[Plan] = []
         for fit in sorted(alike, key=self.evaluator.preference):
-            if len(looked_at) == LOOKED_AT:
+            if len(looked_at) == LOOKED_AT - 1:
                 break
             if any(_too_large_alike(fit, former, most) for former in looked_at) or not self._may_take(fit, most):
                 continue
             looked_at.append(self.plan_of(fit))
             if looked_at[-1].forecast.reserved <= most:
                 return looked_at[-1]
-        return None
+        least = max(alike, key=self._saving)
+        if any(former.fit == least for former in looked_at) or not self._may_take(least, most):
+            return None
+        found = self.plan_of(least)
+        return found if found.forecast.reserved <= most else None
 
     def _may_take(self, fit: FitConfig, most: int) -> bool:
         """Return whether a fit's tensors take at most ``most`` bytes; False if there is no time left to trace it."""

@@ -10,12 +10,14 @@ from tests.benchmarks.built_in import FAMILIES, GIGABYTES
 from tests.benchmarks.make_fits import file_name, preset_text
 from tests.benchmarks.ship_traces import read_index
 from tests.golden import peaks
+from trainer.cli.planning import request_for_preset
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.presets.library import fit_for, read_library
 from trainer.files.assets import asset_path, preset_path
 from trainer.memory.device.gpu_specs import find_gpu
 from trainer.memory.forecast.forecast import Simulation
+from trainer.memory.planner.planner import SMALLER, plan
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import library_versions
@@ -89,3 +91,12 @@ def test_a_card_finds_the_preset_of_its_size(family: Family, gigabytes: int) -> 
     found = fit_for(read_library(), family, find_gpu(f"{gigabytes}GB").total_bytes)
     assert found is not None
     assert found.path.name == file_name(family, gigabytes)
+
+
+def test_a_smaller_plan_is_found_behind_faster_ones_that_are_too_large(traces: TraceLibrary) -> None:
+    """The first candidates checkpoint fewer blocks, and reserve more than the share that a smaller plan may take."""
+    found = request_for_preset("sdxl", "style", "8GB")
+    planned = plan(found.workload, found.written, found.device_state, traces, found.counts)
+    assert planned.pick is not None and planned.smaller is not None and not planned.smallest
+    assert planned.smaller.fit.gradient_checkpointing == "full"
+    assert planned.smaller.forecast.reserved <= SMALLER * found.device_state.budget
