@@ -47,7 +47,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """NVIDIA GPU. `index` follows the driver's order, which may differ from PyTorch's, so compare `uuid`."""
+    """NVIDIA GPU. `index` follows the driver's order, which may differ from PyTorch's; match GPUs by `uuid`."""
 
     index: int
     uuid: str
@@ -68,12 +68,12 @@ class Gpu:
 
     @property
     def bf16(self) -> bool:
-        """Return whether the GPU computes bf16 natively, as GPUs since Ampere do."""
+        """Return whether the GPU computes bf16 natively, which requires Ampere or later."""
         return computes_bf16(self.capability)
 
     @property
     def generation(self) -> str:
-        """Return the GPU's architecture, such as "Ampere"; "older" before Maxwell."""
+        """Return the GPU's architecture, such as "Ampere"; "older" if it predates Maxwell."""
         return generation(self.capability)
 
 
@@ -83,12 +83,14 @@ def computes_bf16(capability: tuple[int, int]) -> bool:
 
 
 def generation(capability: tuple[int, int]) -> str:
-    """Return the architecture of a compute capability, such as "Ampere"; "older" before Maxwell."""
+    """Return the architecture of a compute capability, such as "Ampere"; "older" if it predates Maxwell."""
     return next((name for first, name in _GENERATIONS.items() if capability >= first), "older")
 
 
 def cublas_workspace(capability: tuple[int, int], *, deterministic: bool) -> str:
-    """Return the CUBLAS_WORKSPACE_CONFIG for a run: pairs of size in KiB and count, allocated twice per process.
+    """Return the CUBLAS_WORKSPACE_CONFIG for a run: pairs of a buffer size in KiB and a number of buffers.
+
+    Each process allocates these buffers twice.
 
     Runs set it explicitly because forecasts depend on it, and PyTorch's default differs between the supported versions:
     32 MiB for Hopper in all of them, but for consumer Blackwell only in newer ones (parseChosenWorkspaceSize in

@@ -78,7 +78,7 @@ def test_only_a_full_disk_asks_for_room(name, code, tmp_path, monkeypatch):
         assert name == "any"
         return
     said = error.remedy.lower()
-    assert ("make room" in said or "free disk space" in said) == (code in FULL), error.remedy
+    assert ("make room" in said or "free up disk space" in said) == (code in FULL), error.remedy
     if code == errno.EROFS:
         assert "read-only" in error.remedy
 

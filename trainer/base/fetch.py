@@ -165,7 +165,7 @@ def _check_space(model: str, needed: int) -> None:
             f"{free / 1e9:.1f} GB free."
         )
         raise BaseModelError(
-            "base.disk_full", sentence, "Free disk space, or set IMPASTO_HOME to a folder on another disk."
+            "base.disk_full", sentence, "Free up disk space, or set IMPASTO_HOME to a folder on another disk."
         )
 
 
@@ -378,7 +378,7 @@ class _Download:
             space = f'{needed / 1e9:.1f} GB more on the disk of "{self.folder}", which has {free / 1e9:.1f} GB free'
             sentence = f'Could not download "{self.shown}": it needs {space}.'
             raise BaseModelError(
-                "base.disk_full", sentence, "Free disk space, or set IMPASTO_HOME to a folder on another disk."
+                "base.disk_full", sentence, "Free up disk space, or set IMPASTO_HOME to a folder on another disk."
             )
 
     def _check_hash(self, digest: str) -> None:
@@ -453,7 +453,7 @@ def _storage_error(model: str, error: OSError) -> BaseModelError:
     shown, folder = safe_link(model).text.partition("?")[0], places.models_folder()
     if places.is_disk_full(error):
         sentence = f'The disk of "{folder}" became full while "{shown}" was downloaded. The part received is kept.'
-        remedy = "Free disk space, then start again: the download continues where it stopped."
+        remedy = "Free up disk space, then start again: the download continues where it stopped."
         return BaseModelError("base.disk_full", sentence, remedy)
     sentence = f'Could not write "{shown}" to "{folder}": {error.strerror or error}.'
     return BaseModelError("base.not_writable", sentence, "Set IMPASTO_HOME to a folder that you can write to.")

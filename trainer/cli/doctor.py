@@ -313,7 +313,7 @@ def _check_folders() -> Iterator[DoctorCheck]:
         sentence = f"{name}: {folder}, {words.size(free)} free"
         if free < _ENOUGH_BYTES:
             yield DoctorCheck(
-                "doubtful", sentence, "Free disk space: images, bases and SDXL checkpoints take gigabytes."
+                "doubtful", sentence, "Free up disk space: images, bases and SDXL checkpoints take gigabytes."
             )
         else:
             yield DoctorCheck("ok", sentence)

@@ -159,7 +159,7 @@ def _capitalized(text: str) -> str:
 
 
 def _named_in_index(index: Mapping[str, Any]) -> Iterator[Statement]:
-    """Yield the scheduler class in `"scheduler": [library, class]`; both are null if there is none."""
+    """Yield the scheduler class that the index names as `"scheduler": [library, class]`; nothing if both are null."""
     named = index.get("scheduler")
     if named is not None and named != [None, None]:
         value = named[1] if isinstance(named, list) and len(named) == 2 else named
@@ -182,7 +182,7 @@ def _from_scheduler(scheduler: Mapping[str, Any] | None, evidence: str) -> Predi
 def _from_markers(header: Header) -> PredictionTarget | None:
     """Return the target according to zero-size marker tensors, which NoobAI and other bases have, or None.
 
-    The marker ztsnr means nothing without v_pred.
+    The marker ztsnr has no effect without v_pred.
     """
     if "v_pred" not in header.tensors:
         return None

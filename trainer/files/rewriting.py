@@ -89,8 +89,8 @@ def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> byt
 def lora_hashes(entries: Mapping[str, Any], payload: bytes | memoryview, metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the hashes by which programs identify a LoRA.
 
-    They are computed like sd-scripts' precalculate_safetensors_hashes. The only metadata that affects them is the
-    `ss_*` keys: the legacy hash covers part of the file as if it contained no other metadata.
+    They are computed as in sd-scripts (precalculate_safetensors_hashes). Of the metadata, only the `ss_*` keys affect
+    them: the legacy hash covers part of the file as if it contained no other metadata.
     """
     digest = hashlib.sha256(payload).hexdigest()
     lead = len(header_bytes(entries, {key: value for key, value in metadata.items() if key.startswith("ss_")}))
@@ -102,8 +102,8 @@ def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | Non
     """Write a copy of a LoRA file with changed metadata atomically; return the SHA-256 of its tensor data.
 
     `changes` maps metadata keys to new values, or to None to remove the key; identifying hashes are updated.
-    `target` may be `source`. Raises LoraFileError if the source is not a valid LoRA file or the copy does not verify,
-    and OSError if it cannot be written; an existing target is then unchanged.
+    `target` may be `source`. Raises LoraFileError if the source is not a valid LoRA file or the copy differs when
+    read back, and OSError if it cannot be written; in these cases, an existing target is unchanged.
     """
     read_header(source, "lora")
     with files.staged(target) as temporary:

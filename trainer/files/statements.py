@@ -87,7 +87,7 @@ SCHEDULER: Mapping[str, StatementRule] = {
     "sigma_min": _NOTHING,
     "sigma_max": _NOTHING,
 }
-"""Keys of diffusers scheduler configs that state the training process."""
+"""Keys of diffusers scheduler configs that describe how the base was trained (noise schedule, prediction type)."""
 SAMPLING = frozenset({
     "_diffusers_version", "algorithm_type", "clip_sample", "clip_sample_range", "corrector_order",
     "disable_corrector", "dynamic_thresholding_ratio", "euler_at_final", "eta", "final_sigmas_type", "flow_shift",
@@ -101,7 +101,7 @@ METADATA: Mapping[str, StatementRule] = {
     "modelspec.prediction_type": _PREDICTION,
     "ss_zero_terminal_snr": _one_of("true", "false", "none", settles="zero_terminal_snr"),
 }
-"""Keys in a single file's metadata that state the training process; their values are always strings."""
+"""Keys in a single file's metadata that describe how the base was trained; their values are always strings."""
 YAML: Mapping[str, StatementRule] = {
     "parameterization": _PREDICTION,
     "scaling": _PREDICTION,
@@ -117,7 +117,7 @@ YAML: Mapping[str, StatementRule] = {
     "ztsnr": _ZERO_SNR,
     "zsnr": _ZERO_SNR,
 }
-"""Keys in the .yaml next to a single file that state the training process.
+"""Keys in the .yaml next to a single file that describe how the base was trained.
 
 The values of `scaling`, `discretization` and `sampling` are class names."""
 
@@ -141,7 +141,7 @@ class Statement:
 def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, StatementRule]) -> dict[JobKey, str]:
     """Return a sentence for each job key that the user has to set; it says what the base's files leave unknown.
 
-    Raises BaseModelError, which names `base`, for a process that Impasto does not support.
+    Raises BaseModelError, which names `base`, for a training process that Impasto does not support.
     """
     found: dict[JobKey, str] = {}
     for statement in statements:
@@ -182,7 +182,7 @@ def _unsupported(base: str, statement: Statement, rule: StatementRule | None, ot
     if other:
         reason = f"that is {other}"
     else:
-        reason = f"Impasto trains {json.dumps(next(iter(rule.supported)))} only" if rule else "this value is unknown"
+        reason = f"Impasto supports only {json.dumps(next(iter(rule.supported)))}" if rule else "this value is unknown"
     sentence = f'Could not use "{base}": {statement}, and {reason}.'
     remedy = "Choose an SD 1.5 or SDXL base that predicts noise (epsilon) or velocity (v)."
     remedy += f" If the value is a mistake, correct it in {statement.source}."

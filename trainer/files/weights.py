@@ -95,7 +95,7 @@ def digest_file(path: Path, progress: Counter | None = None) -> str:
 
 
 def remember_sha256(path: Path, digest: str) -> None:
-    """Remember the SHA-256 of a file, for example after computing it while writing the file."""
+    """Remember a SHA-256 that the caller has computed, such as while writing the file."""
     path = path.absolute()
     known = _remembered()
     known.pop(str(path), None)

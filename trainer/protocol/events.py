@@ -263,13 +263,13 @@ class SteppedDown(Event):
 @json_keys("step", "seconds", "median", "reason", "detail")
 @dataclass(frozen=True)
 class Slow(Event):
-    """Steps became much slower than before; not repeated until steps have been fast again."""
+    """Steps became much slower than before. The event is not repeated until steps have been fast again."""
 
     type: ClassVar[str] = "slow"
     step: int
     seconds: float
     median: float
-    """Median seconds of earlier steps of the same sizes."""
+    """Median seconds of earlier steps on micro-batches of the same sizes."""
     reason: str
     """Code of the reason: "spilled", "others", "hot" or "unknown"."""
     detail: str

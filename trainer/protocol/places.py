@@ -110,7 +110,7 @@ def _is_read_only(place: Path) -> bool:
 def write_remedy(error: OSError) -> str:
     """Return advice for the user on a failed write, depending on its cause."""
     if is_disk_full(error):
-        return "Free disk space there."
+        return "Free up disk space there."
     if error.errno == errno.EROFS or getattr(error, "winerror", None) == _WINDOWS_PROTECTED:
         return "The disk is read-only: choose a folder on another disk, or allow writing to it."
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -127,7 +127,7 @@ def user_error_of(error: OSError) -> ImpastoError | None:
     """Return an error with advice for a file system error that the user can fix; None for any other error."""
     where = f": {_cut(str(error.filename))}" if error.filename else ""
     if is_disk_full(error):
-        return ImpastoError("file.disk_full", f"The disk is full{where}.", "Free disk space there and try again.")
+        return ImpastoError("file.disk_full", f"The disk is full{where}.", "Free up disk space there and try again.")
     if error.errno not in _REFUSALS:
         return None
     remedy = "Check that the path is correct and that you have permission to read and write there."

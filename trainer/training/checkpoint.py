@@ -110,7 +110,7 @@ def disk_full(folder: Path, detail: str) -> ResumableError:
     return ResumableError(
         "disk.full",
         f"Could not write to {folder}: the disk is full ({detail}). The run was paused.",
-        "Free disk space, then resume the run; it continues from the last checkpoint.",
+        "Free up disk space, then resume the run; it continues from the last checkpoint.",
     )
 
 

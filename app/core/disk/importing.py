@@ -122,6 +122,6 @@ def _free(stem: str, taken: set[str]) -> str:
 def _failed(source: Path, target: Path, fault: OSError) -> DatasetError:
     if is_disk_full(fault):
         sentence = f"Could not copy {source.name}: the disk of {target} is full."
-        return DatasetError("import.disk_full", sentence, "Free disk space, then import the remaining files again.")
+        return DatasetError("import.disk_full", sentence, "Free up disk space, then import the remaining files again.")
     sentence = f"Could not copy {source.name} to {target}: {fault.strerror or fault}."
     return DatasetError("import.failed", sentence, "Check that you can read the file and write to the folder.")

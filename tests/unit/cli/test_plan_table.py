@@ -203,7 +203,7 @@ def test_a_margin_that_takes_all_that_is_free_names_the_file_to_delete() -> None
     short = replace(ahead, correction=Correction(shortage=Excess(2.0, 20 * GIB)))
     with pytest.raises(JobError) as raised:
         short.require_budget()
-    assert "GiB are kept free as a safety margin" in raised.value.sentence
+    assert "GiB is kept free as a safety margin" in raised.value.sentence
     assert str(calibration_file()) in raised.value.remedy
 
 

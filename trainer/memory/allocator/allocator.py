@@ -152,7 +152,7 @@ class Allocator(ExpandableBlocks):
         self._merge_and_file(block)
 
     def empty_cache(self) -> None:
-        """Return all unused segments, or unused pages of expandable ones, to the driver (torch.cuda.empty_cache)."""
+        """Release all unused segments, or unused pages of expandable ones, to the driver (torch.cuda.empty_cache)."""
         for pool in (self._large, self._small):
             for key in tuple(pool.free):  # a copy, since both branches change the list
                 block = self._blocks[key & ADDRESS]
@@ -245,7 +245,9 @@ class Allocator(ExpandableBlocks):
         taken: list[int],
         levels: list[tuple[int, int]],
     ) -> tuple[int, OutOfMemory | None]:
-        """Simulate events like ``_play_any`` if best fit is the only rule, with ``allocate`` and ``free`` inlined.
+        """Simulate events like ``_play_any``, but only for settings that add no rules to best fit.
+
+        ``allocate`` and ``free`` are inlined here.
 
         Calls and bookkeeping would account for a third of this method's time, and every plan waits for it. Any change
         here must also be made in ``allocate`` and ``free``; tests compare both with a naive allocator.
@@ -423,9 +425,10 @@ class Allocator(ExpandableBlocks):
     # The driver
 
     def _allocate_from_driver(self, pool: Pool, size: int, requested: int) -> Block:
-        """Return a new block from the driver; at the limit, first return cached memory in PyTorch's order.
+        """Allocate a new block from the driver, releasing cached memory first if the limit requires it.
 
-        The order is: collect garbage and try, return oversize blocks and try, return all cached memory and try.
+        As in PyTorch, garbage is collected first. If the limit still does not allow the block, oversize blocks are
+        released, and if that is not enough, all cached memory. Raises OutOfMemory if this is not enough either.
         """
         segment = self._segment_size(size)
         if self._collects and not self._recording:
@@ -466,7 +469,7 @@ class Allocator(ExpandableBlocks):
         return self._end - size
 
     def _release(self, block: Block) -> None:
-        """Return a segment that consists of a single free block to the driver."""
+        """Release a segment that consists of a single free block to the driver."""
         self._unfile(block)
         del self._blocks[block.address]
         self.reserved -= block.size
@@ -490,9 +493,9 @@ class Allocator(ExpandableBlocks):
         return returned >= size
 
     def _collect_garbage(self) -> None:
-        """Return unused large segments to the driver, longest unused first, until the threshold is not exceeded.
+        """Release unused large segments until the reserved memory no longer exceeds the threshold.
 
-        As in PyTorch, each round returns those unused for at least the average time.
+        As in PyTorch, each round releases the segments that have been unused for at least the average time.
         """
         pool = self._large
         threshold = int(self.settings.garbage_collection_threshold * (self.settings.capacity or 0))

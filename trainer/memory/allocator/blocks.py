@@ -158,7 +158,7 @@ def is_segment(block: Block) -> bool:
 
 
 def run_of_free(block: Block | None) -> int:
-    """Return the total bytes of a block and its successors, up to the first that is in use (0 if it is the block)."""
+    """Return the total bytes of a block and the free blocks right after it; 0 if the block itself is in use."""
     total = 0
     while block is not None and block.requested is None:
         total += block.size
@@ -216,7 +216,7 @@ class ExpandableBlocks(BlockTable):
         return self._merge_and_file(block)
 
     def _unmap(self, block: Block) -> None:
-        """Return the whole pages of a free block to the driver; partial pages at its ends stay mapped."""
+        """Release the whole pages of a free block to the driver; partial pages at its ends stay mapped."""
         page, base = block.pool.page, block.address // EXPANDABLE_RANGE * EXPANDABLE_RANGE
         # Only pages that lie in the block as a whole: a page shared with a block in use has to stay.
         first = -(-(block.address - base) // page) * page + base

@@ -16,7 +16,7 @@ from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind
 K = TypeVar("K", bound=str)
 Bytes = NDArray[np.int64]
 WorkspaceBytes = Callable[[Storage], int]
-"""Function that returns the size of a workspace in bytes on one GPU, since traces do not contain it."""
+"""Function that returns the bytes of a workspace on a certain GPU; traces cannot contain them, as GPUs differ."""
 
 
 class SurvivingStorage(NamedTuple):

@@ -40,7 +40,7 @@ class AllocatorSettings:
     """Number of equal steps from one power of two to the next; requests are rounded up to a step (0 and 1: off).
     A tuple has one number for sizes below 2 MiB, one below 4 MiB, and so on; the last is for all larger sizes."""
     garbage_collection_threshold: float = 0.0
-    """Share of ``capacity`` in use above which long-unused segments are returned before new ones are requested."""
+    """Share of ``capacity``; if more is reserved, long-unused segments are released before a new one is requested."""
     large_segment_size: int = LARGE_SEGMENT
     """Size in bytes of a segment shared by blocks of 1 to 10 MiB, and of a page in large expandable segments."""
 
@@ -55,7 +55,7 @@ class AllocatorSettings:
 def settings_here(environment: Mapping[str, str] = os.environ, system: str | None = None) -> AllocatorSettings:
     """Return the allocator settings that runs started by this process will use, as far as forecasts model them.
 
-    Garbage collection is left out, because it only returns memory that a retry would return later anyway.
+    Garbage collection is left out, because it only releases memory that a retry would release later anyway.
     """
     conf = next((environment[name] for name in _VARIABLES if environment.get(name)), "")
     settings = replace(settings_of(conf), garbage_collection_threshold=0.0)
@@ -97,9 +97,10 @@ def _boolean(text: str) -> bool:
 
 
 def _divisions(text: str) -> int | tuple[int, ...]:
-    """Parse a number, or a list such as [64:8,256:4,>:1] for sizes from 64 MiB, from 256 MiB, and above.
+    """Parse a number of steps, or a list such as [64:8,256:4,>:1] that maps sizes in MiB to numbers of steps.
 
-    The first entry also applies to all sizes below it, and ">" also replaces the entry before it, as in PyTorch.
+    An entry applies from its size up to twice that size. The first entry also applies to all smaller sizes; ">"
+    applies to all larger sizes and, as in PyTorch, replaces the entry before it.
     """
     if not text.startswith("["):
         return _power_of_two(text)

@@ -65,8 +65,8 @@ class DeviceState:
         """Raise JobError when none of the GPU's memory can be used: it is full, or the margin takes all of it."""
         if self.budget:
             return
-        free = f"{share(self.free_bytes, self.gpu.total_bytes)} are free"
-        needs = f"CUDA needs {size(self.outside)} of it, and {size(self.margin)} are kept free as a safety margin"
+        free = f"{share(self.free_bytes, self.gpu.total_bytes)} is free"
+        needs = f"CUDA needs {size(self.outside)} of it, and {size(self.margin)} is kept free as a safety margin"
         programs = [f"{use.name} ({size(use.bytes)})" if use.bytes else use.name for use in self.uses[:3]]
         used = f" The largest programs on it: {', '.join(programs)}." if programs else ""
         remedy = "Close other programs that use the GPU, then try again."
@@ -82,7 +82,10 @@ class DeviceState:
         )
 
     def to_free(self, missing: int) -> int:
-        """Return the bytes to free to raise the budget by ``missing``: more than that, because the margin grows too."""
+        """Return how many bytes to free so that the budget grows by ``missing`` bytes.
+
+        This is more than ``missing``, because the margin grows with the free memory.
+        """
         wanted = self.budget + missing
         low, high = missing, 2 * (self.outside + wanted) + self.margin
         while low < high:

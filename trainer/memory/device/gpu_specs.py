@@ -78,10 +78,11 @@ class GpuSpec:
 
 
 def find_gpu(text: str) -> GpuSpec:
-    """Return the GPU for "RTX 3060", "3060 12gb", "4060ti 16", "8GB" (a typical one), or "here".
+    """Return the GPU that a user means by text such as "RTX 3060", "3060 12gb", "4060ti 16", "8GB" or "here".
 
-    Without a memory size, the first match in the table is used, which is the most common variant. Raises ImpastoError
-    "gpu.unknown" with similar names, or "gpu.none" for "here" on a machine without an NVIDIA GPU.
+    A name without a memory size means the first match in the table, which is the most common variant; a memory size
+    alone means a typical GPU of that size. Raises ImpastoError "gpu.unknown" with similar names, or "gpu.none" for
+    "here" on a machine without an NVIDIA GPU.
     """
     if text.strip().lower() == "here":
         return _gpu_here()

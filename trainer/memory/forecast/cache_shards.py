@@ -52,9 +52,9 @@ def first_shard(
 ) -> tuple[int, int]:
     """Return how many images and texts of a resolved job are encoded before the first step.
 
-    Random crops, flips and captions may differ every time an image is shown. The contents of the first shard are listed
-    or, if there are too many, extrapolated from some images and the first epochs. ``samples`` and ``texts`` are the
-    additional ones that validation and previews need. Items that are already ``cached`` do not count.
+    Random crops, flips and captions may differ every time an image is shown. The samples in the first shard are listed
+    or, if there are too many, extrapolated from some images and the first epochs. ``samples`` and ``texts`` are what
+    validation and previews need in addition. Items that are already ``cached`` do not count.
     """
     if not (shown := samples_per_epoch(images)):
         return 0, 0
@@ -88,7 +88,7 @@ def later_shards(
 
     ``text_configs`` are the configs of the text encoders whose outputs are cached.
 
-    In most runs, all samples would fit into the first shard even if no two were equal. In that case, none are listed.
+    In most runs, the first shard would hold all samples even if they were all distinct. Then, none need to be listed.
     Otherwise, the number of new items per epoch is estimated from the second epoch (random choices may repeat), and
     the share that is already ``cached`` from the first epoch after the first shard.
     """

@@ -121,7 +121,7 @@ class Simulation:
 
     @property
     def oom_result(self) -> OomResult | None:
-        """Return the limit's effect with the range of limits that have the same effect; None if it had no effect."""
+        """Return what the limit caused and the range of limits that cause the same; None if no request was refused."""
         if self.allocator.refused is None:
             return None
         return OomResult(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
@@ -390,7 +390,7 @@ def forecast_of(
 def _between_epochs(
     schedule: RunSchedule, runs: RunSimulator, budget: int, *, brief: bool
 ) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
-    """Return the forecasts of encoding between epochs next to training, and whether that exceeds the budget.
+    """Return the forecasts of encoding between epochs, and whether it exceeds the budget with training loaded.
 
     If it does, the run unloads its models while it encodes (trainer/training/recovery) and needs no more memory than
     before the first step. In that case, the forecasts are empty.

@@ -39,7 +39,10 @@ MAX_OOM_RESULTS = 16
 @json_keys("least", "beyond", "failed_in", "retries")
 @dataclass(frozen=True)
 class OomResult:
-    """Effect on a run of any memory limit from ``least`` bytes up to, but not including, ``beyond`` bytes."""
+    """Out-of-memory result: what any memory limit from ``least`` to just below ``beyond`` bytes causes in a run.
+
+    If releasing cached memory is enough for the run to continue, ``failed_in`` is None.
+    """
 
     least: int
     beyond: int
@@ -70,7 +73,7 @@ def most_reserved(outcome: ForecastResult) -> int:
 def write_outcomes(
     path: Path, outcomes: Mapping[str, ForecastResult], oom_result: Mapping[str, Sequence[OomResult]] | None = None
 ) -> None:
-    """Write results and effects of memory limits, each given by key, to one archive atomically."""
+    """Write results and out-of-memory results, both mapped by key, to one archive atomically."""
     entries: dict[str, Sequence[PhaseForecast] | Sequence[OomResult]] = {**outcomes}
     entries |= {f"{key}.{_OOM_KEY}": found for key, found in (oom_result or {}).items()}
     with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
@@ -87,7 +90,7 @@ def read_outcome(path: Path, key: str) -> ForecastResult | None:
 
 
 def read_oom(path: Path, key: str) -> tuple[OomResult, ...]:
-    """Return the effects of memory limits under ``key`` in an archive; empty if there are none or it is damaged."""
+    """Return the out-of-memory results under ``key`` in an archive; empty if there are none or it is damaged."""
     return _read(
         path, f"{key}.{_OOM_KEY}", lambda found: build(OomResult, {**found, "retries": tuple(found["retries"])})
     )
@@ -135,7 +138,7 @@ class ResultStore:
         evict(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
 
     def oom_result(self, key: str) -> tuple[OomResult, ...]:
-        """Return the effects of memory limits that are stored under ``key``."""
+        """Return the out-of-memory results under ``key``, each for a range of memory limits."""
         own = self.folder / f"{key}{OOM_SUFFIX}"
         shipped = () if self.shipped is None else read_oom(self.shipped, key)
         if found := read_oom(own, key):
@@ -143,7 +146,7 @@ class ResultStore:
         return (*shipped, *found)
 
     def save_oom(self, key: str, found: OomResult) -> None:
-        """Store the effect of another memory limit under ``key``; raises OSError if it cannot be written."""
+        """Add an out-of-memory result to those under ``key``; raises OSError if it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}{OOM_SUFFIX}"
         others = [other for other in read_oom(path, key) if other != found]

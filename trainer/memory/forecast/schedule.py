@@ -65,7 +65,7 @@ def split(batch: Iterable[Part], most: int) -> list[Part]:
 
 
 def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
-    """Yield the work of a micro-batch with only ``share`` of its images: the same operations, but smaller."""
+    """Yield a micro-batch's operations, each shrunk as if there were only ``share`` times as many images."""
     return (replace(one, flops=round(one.flops * share), bytes=round(one.bytes * share)) for one in work)
 
 
@@ -165,7 +165,8 @@ class PhaseCounts:
     previews: int = 6
     """Number of times that all preview prompts are rendered."""
     batches: tuple[tuple[BatchComposition, int], ...] = ()
-    """Number of batches by composition. If empty, all batches are full and of one shape, weighted by its images."""
+    """Batch compositions with their number of batches. If empty, every batch is assumed to be full and of one shape,
+    and each shape to occur in proportion to its number of images."""
     later: LaterShards = NO_LATER_SHARDS
     """Cache shards that are encoded between epochs."""
 
@@ -237,7 +238,7 @@ def repeats(workload: Workload) -> tuple[int, ...]:
 
 
 def training_totals(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
-    """Return a lower bound for training: the memory totals of one shape's traces in sequence.
+    """Return a lower bound for the memory of training: the totals of one shape's traces in sequence.
 
     The sequence is: placing the weights, the first step, a later step.
     """

@@ -41,7 +41,7 @@ LEAST_RECOMPUTED = 0.7
 
 
 class Preference(NamedTuple):
-    """Sort key of a candidate: smaller is better, the first difference decides."""
+    """Sort key of a candidate: lower is better, and the first field that differs decides."""
 
     quality: int
     """Rank of the base's precision: 0 if unquantized, higher for fewer bits."""
@@ -59,10 +59,10 @@ class CandidateEvaluator(Protocol[_Contra]):
     """Provider of properties of candidates: bounds at first, exact values on request."""
 
     def preference(self, candidate: _Contra) -> Preference:
-        """Return the exact preference if it is known, else a lower bound."""
+        """Return a candidate's sort key: exact if known, else a lower bound."""
 
     def exact(self, candidate: _Contra) -> bool:
-        """Return whether ``preference`` is exact."""
+        """Return whether ``preference`` returns the exact sort key and not just a lower bound."""
 
     def cannot_fit(self, candidate: _Contra) -> bool:
         """Return whether the candidate is already known not to fit."""
@@ -71,10 +71,10 @@ class CandidateEvaluator(Protocol[_Contra]):
         """Set a function that returns the next candidates in the queue, for prefetching."""
 
     def refine(self, candidate: _Contra) -> None:
-        """Do part of the work that makes ``preference`` exact; this may raise the bounds of other candidates."""
+        """Do part of the work needed to know the exact sort key; this may raise the bounds of other candidates."""
 
     def fits(self, candidate: _Contra) -> bool:
-        """Return whether the candidate fits; the first call may be slow and may increase its ``preference``."""
+        """Return whether the candidate fits; the first call may be slow and may raise (worsen) its sort key."""
 
 
 def time_step(seconds: float) -> int:
@@ -85,7 +85,7 @@ def time_step(seconds: float) -> int:
 def best(candidates: Sequence[Candidate], appraiser: CandidateEvaluator[Candidate]) -> Candidate | None:
     """Return the most preferred candidate that fits, the first one if several tie; None if none fits.
 
-    A bound never exceeds the true preference. If the first candidate in the queue is known exactly and fits, no other
+    A bound never exceeds the exact sort key. If the first candidate in the queue is known exactly and fits, no other
     can be better, and the rest of the queue needs no evaluation (A*, Hart et al. 1968).
     """
     # The place breaks ties in favor of earlier candidates, whatever the order in which bounds become exact.
@@ -130,7 +130,7 @@ NOTHING_KNOWN = Figures(0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Figures of the fit with one image per micro-batch and no checkpointing, from which other fits' bounds follow."""
+    """Figures of the fit with one image per micro-batch and no checkpointing, used to derive other fits' bounds."""
 
     lasting: int
     """Bytes that stay allocated between steps: weights, adapter, optimizer state."""
@@ -187,7 +187,7 @@ class Evaluator:
         self._ruled_out: list[Callable[[FitConfig], bool]] = []
 
     def preference(self, fit: FitConfig) -> Preference:
-        """Return the preference of a fit, which is a lower bound until its traces are known."""
+        """Return a fit's sort key, which is a lower bound until its traces are known."""
         steps = self._steps.get(_step_key(fit)) or self._step_bound(fit)
         drawn = self._previews_of(fit) or self._previews_bound(fit)
         return Preference(
@@ -201,7 +201,7 @@ class Evaluator:
     def exact(self, fit: FitConfig) -> bool:
         """Return whether the fit's traces are known.
 
-        Its time may still increase: only a simulation shows how much is lost to returning cached blocks.
+        Its time may still increase: only a simulation shows how much time is lost to releasing cached blocks.
         """
         return _step_key(fit) in self._steps and self._previews_of(fit) is not None
 
@@ -218,7 +218,7 @@ class Evaluator:
         return late
 
     def start_search(self, until: float | None) -> None:
-        """Start another search with a deadline of its own, which has left out no candidate yet."""
+        """Start another search with its own deadline, and forget whether earlier ones left out candidates."""
         self._until, self.left_out = until, False
 
     def first_that_works(self, fits: Iterable[FitConfig]) -> FitConfig | None:
@@ -269,7 +269,7 @@ class Evaluator:
         return self._has_steps(fit) and (not self._previews or self.traces.has_phase(workload, "preview"))
 
     def estimate(self, placement: Placement, checkpointing: Checkpointing, size: int) -> int:
-        """Return a lower bound for the bytes of training, precise enough to compare fits; 0 without an anchor."""
+        """Return the minimum bytes for training, precise enough to compare fits; 0 if the anchor is not known yet."""
         anchor = self._anchors.get(placement)
         return 0 if anchor is None else _least_bytes(anchor, checkpointing, size)
 
@@ -391,8 +391,8 @@ class Evaluator:
     def _previews_bound(self, fit: FitConfig) -> Figures:
         """Return lower bounds for a fit's previews, from previews already traced.
 
-        Previews with at most the fit's tiling and offloading take no more time than the fit's; those with at least as
-        much of both take no more memory.
+        Tiling and offloading trade time for memory. Therefore, previews that use neither unless the fit does take no
+        more time than the fit's; previews that use both if the fit does take no more memory.
         """
         placement, tiling, offload = _preview_key(fit)
         seconds, needed = 0.0, 0
@@ -421,7 +421,7 @@ def _checkpointed(block: str, checkpointing: Checkpointing) -> bool:
 
 
 def _least_bytes(anchor: Anchor, checkpointing: Checkpointing, size: int) -> int:
-    """Return a lower bound for training: bytes allocated throughout a step, plus those saved when backward begins."""
+    """Return a lower bound for training's bytes: those kept throughout a step plus those saved when backward begins."""
     held = sum(
         anchor.kept.get(name, 0) if name is not None and _checkpointed(name, checkpointing) else held
         for name, held in anchor.held.items()

@@ -209,7 +209,7 @@ class _Planning:
         self.counts = counts if workload.previews else replace(counts, previews=0)
         self.until = until
         self.failed_to_encode = False
-        """Whether encoding images exceeds the budget, and with it every fit."""
+        """Whether encoding images exceeds the budget, in which case no fit works."""
         self.evaluator = self._evaluator(self._fits, until)
         self._runs = runs or RunSimulator(device_state)
 
@@ -306,7 +306,10 @@ class _Planning:
         return self.evaluator.first_that_works((*quickest_first, *saving_first))
 
     def report_likely(self, likely: FitConfig, report: Callable[[Plan], None]) -> bool:
-        """Report ``likely`` with the user's keys if it works and had no traces yet; return whether it was reported."""
+        """Report ``likely``, changed to the user's keys, if it works; return whether it was reported.
+
+        A fit that is already traced is not reported.
+        """
         stated = {name: value for name in SEARCHED_FIT_KEYS if (value := getattr(self.written, name)) is not None}
         fit = self.workload.fit.replaced(**{name: getattr(likely, name) for name in SEARCHED_FIT_KEYS} | stated)
         fit = fit.replaced(micro_batch=min(fit.micro_batch or 1, self.workload.recipe.effective_batch or 1))
@@ -341,13 +344,13 @@ class _Planning:
         return None
 
     def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
-        """Return fits of the same precision that are or may be faster than the pick; the search has rejected them."""
+        """Return the fits of the same precision that are or may be faster than the pick, all rejected by the search."""
         time = self.evaluator.preference(pick).time
         alike = [fit for fit in self.choices if fit.quantize == pick.quantize and fit.stream in ("none", pick.stream)]
         return [fit for fit in alike if self.evaluator.preference(fit).time < time]
 
     def _known_exactly(self, fit: FitConfig) -> bool:
-        """Trace a fit until its preference is exact; return False if there is no time left to do so."""
+        """Record all of a fit's missing traces, so that its time is exact; return False if no time is left."""
         while not self.evaluator.exact(fit):
             if self.evaluator.leaves_out(fit):
                 return False

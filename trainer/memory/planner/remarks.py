@@ -60,7 +60,7 @@ def estimate_of(forecast: Forecast) -> Iterator[Remark]:
 
 
 def memory_advice(missing: int, state: DeviceState) -> MemoryAdvice:
-    """Return advice on raising a GPU's memory budget by `missing` bytes; as the margin grows, more must be freed."""
+    """Return advice on raising a GPU's memory budget by `missing` bytes, which requires freeing more than that."""
     return _advise(state.to_free(missing), state.gpu.total_bytes - state.free_bytes, state.uses)
 
 

@@ -81,8 +81,8 @@ def candidates(
 ) -> list[FitConfig]:
     """Return every fit to consider: the user's keys do not change; keys that are not searched stay as in ``start``.
 
-    A streamed base is combined with no or full checkpointing only: it is for GPUs whose memory is far too small, and
-    every other set would need a trace of its own.
+    A streamed base is combined with no or full checkpointing only: streaming is for GPUs whose memory is far too
+    small, and every other set would need a trace of its own.
     """
     choices: dict[str, Sequence[Any]] = {
         "gradient_checkpointing": tuple(checkpointing),
@@ -128,7 +128,8 @@ def fallbacks_below(
 
     Steps with a bit-for-bit equal result and little cost come first, then smaller micro-batches, which differ by
     rounding, then a streamed base, which is exact but slow, then a quantized base if the job allows it, and finally the
-    steps for encoding. A phase takes only the steps that reduce its memory. ``sets`` are nested.
+    steps for encoding. When a phase runs out of memory, only the steps that reduce its memory are taken.
+    ``sets`` are nested.
     """
     steps: list[FallbackStep] = []
     if previews:

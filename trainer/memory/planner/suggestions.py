@@ -37,7 +37,7 @@ class RecipeChange:
 
 
 def reduced_recipes(workload: Workload) -> Iterator[RecipeChange]:
-    """Yield single changes, then lower resolutions, then all single changes combined with a lower resolution."""
+    """Yield changes that save memory: single ones, lower resolutions, then all single ones at lower resolutions."""
     recipe = workload.recipe
     kept: dict[str, Any] = {}
     for single in _singles(recipe):

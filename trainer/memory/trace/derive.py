@@ -45,7 +45,7 @@ RANK_INDEPENDENT: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache
 
 
 def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
-    """Return ``traces`` joined into one; a storage that a trace frees is found by name if an earlier one left it."""
+    """Return ``traces`` joined into one; storages that are freed in a later trace are matched by name."""
     storages: list[Storage] = []
     events: list[int] = []
     work: list[Work] = []
@@ -202,7 +202,7 @@ def _by_image_count(request: TraceRequest) -> DerivationRule | None:
 
 
 def _by_shape(request: TraceRequest) -> DerivationRule | None:
-    """Return the rule that derives one shape from two others; None unless a published UNet uses flash attention."""
+    """Return the rule that derives one shape from two others, for published UNets with flash attention; else None."""
     fit = request.workload.fit
     flash = fit.attention in ("auto", "flash") and fit.dtype in ("bf16", "fp16")
     if request.part != "micro" or not flash or not request.workload.has_published_unet:

@@ -60,7 +60,7 @@ class TraceLibrary:
         self._before_tracing = before_tracing
         self.prefetcher = aside
         self.used: set[str] = set()
-        """Keys of all entries that were read or made."""
+        """Keys of all entries that were loaded, derived or traced."""
         self.traced: list[str] = []
         """Keys of all entries that had to be traced."""
         self._traces: dict[str, tuple[MemoryTrace, ...]] = {}

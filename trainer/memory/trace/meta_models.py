@@ -213,7 +213,7 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
 
 
 def _follow_stream(tracer: Tracer, engine: Engine) -> set[int]:
-    """Record the streamed weights' memory from now on; return the ids of those that have none at the moment."""
+    """Record when streamed weights enter and leave the GPU; return the ids of those that are not on it now."""
     stream = engine.models.stream
     if stream is None:
         return set()

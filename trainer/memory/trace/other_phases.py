@@ -273,7 +273,7 @@ def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
 
 
 def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrace:
-    """Return the trace with ``leaving``, storages that it or earlier traces allocated, freed at its end."""
+    """Return the trace with ``leaving`` also freed at its end; it or an earlier trace allocated these storages."""
     alive: dict[str | None, int] = {}  # allocated here: streamed blocks, which were freed and copied again
     for event in trace.events.tolist():
         if event >= 0:
@@ -289,7 +289,7 @@ def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrac
 
 
 def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:
-    """Return the trace with ``returning``, storages that were freed before, allocated again at its beginning."""
+    """Return the trace with ``returning`` allocated at its beginning; earlier traces freed these storages."""
     births = np.arange(len(returning), dtype=np.int32)
     # Indices shift by the new storages; a free ~i becomes ~(i + n) = ~i - n.
     moved = np.where(trace.events < 0, trace.events - len(returning), trace.events + len(returning)).astype(np.int32)

@@ -76,7 +76,7 @@ class TracePrefetcher:
             self.submit(request)
 
     def submit(self, request: TraceRequest) -> Future[None]:
-        """Trace a request after all earlier ones; the future is done when that succeeds, fails or is dropped."""
+        """Trace a request after all earlier ones; the future is done when the request succeeds, fails or is dropped."""
         if request.key not in self._futures:
             self._futures[request.key] = self._executor.submit(self._trace, request)
         return self._futures[request.key]

@@ -414,7 +414,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._node_modules.append(self._modules[-1])
 
     def _as_storage(self, storage: _LiveStorage | Storage) -> Storage:
-        """Return a storage as it appears in the trace; one that outlives an optimizer step is optimizer state."""
+        """Return a storage as it appears in the trace, of kind "optimizer" if it outlives the optimizer step."""
         if isinstance(storage, Storage):
             return storage
         alive = storage() is not None

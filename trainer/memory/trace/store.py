@@ -1,8 +1,8 @@
 """Store traces on disk: read-only ones that ship with Impasto, and a cache of new ones.
 
-A trace is stored as plain arrays, which are small and quick to read, in full or only as a summary. An entry is a few
-traces under one key, in a file of its own or in an archive of similar entries. The cache has a size limit; the least
-recently used files are removed first. Does not require torch.
+Traces are stored as plain arrays, which are small and quick to read; summaries can be read without the rest. An entry
+is a few traces under one key, in a file of its own or in an archive of similar entries. The cache has a size limit;
+the least recently used files are removed first. Does not require torch.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ def _absolute(relative: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class TraceStore:
-    """Store of entries, each a few traces, by key."""
+    """Store of entries by key; each entry is a few traces."""
 
     def __init__(self, folder: Path, shipped: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
         """Use the read-only archives in ``shipped`` first, then the cache in ``folder``.
@@ -362,11 +362,11 @@ class TraceStore:
         return TraceStore(places.cache_folder() / "traces", asset_path("traces"))
 
     def load(self, key: str) -> tuple[MemoryTrace, ...] | None:
-        """Return the traces under ``key``; None if there are none or the entry is damaged (and then removed)."""
+        """Return the traces under ``key``; None if there are none. A damaged entry is removed and counts as none."""
         return self._found(key, Archive.read, read)
 
     def summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """Return the summaries of the traces under ``key``, or None, as ``load`` does but ten times faster."""
+        """Return the summaries of the traces under ``key``, or None like ``load``; this is ten times faster."""
         return self._found(key, Archive.read_summaries, read_summaries)
 
     def save(self, key: str, traces: Sequence[MemoryTrace]) -> None:

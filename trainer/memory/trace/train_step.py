@@ -98,7 +98,7 @@ class _Training:
         self.modules = label_engine(tracer, engine)
         self.total: Tensor | None = None
         self.slots: dict[str, _GradientSlot] = {}
-        """Memory of the gradients of working weights that get one, by key."""
+        """Memory of the working weights' gradients, by the weights' keys; weights that get no gradient are missing."""
         _hide_paged_state(engine.optimizer)
 
     def begin_step(self) -> MemoryTrace:
