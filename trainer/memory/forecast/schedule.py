@@ -165,8 +165,8 @@ class PhaseCounts:
     previews: int = 6
     """Number of times that all preview prompts are rendered."""
     batches: tuple[tuple[BatchComposition, int], ...] = ()
-    """Batch compositions with their number of batches. If empty, every batch is assumed to be full and of one shape,
-    and each shape to occur in proportion to its number of images."""
+    """Batch compositions, each with its number of batches. If empty, every batch is assumed to be full and of one
+    shape, and each shape to occur in proportion to its number of images."""
     later: LaterShards = NO_LATER_SHARDS
     """Cache shards that are encoded between epochs."""
 

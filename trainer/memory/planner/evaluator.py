@@ -269,7 +269,7 @@ class Evaluator:
         return self._has_steps(fit) and (not self._previews or self.traces.has_phase(workload, "preview"))
 
     def estimate(self, placement: Placement, checkpointing: Checkpointing, size: int) -> int:
-        """Return the minimum bytes for training, precise enough to compare fits; 0 if the anchor is not known yet."""
+        """Return a lower bound for training's bytes, precise enough to compare fits; 0 before the anchor is known."""
         anchor = self._anchors.get(placement)
         return 0 if anchor is None else _least_bytes(anchor, checkpointing, size)
 

@@ -174,7 +174,7 @@ def plan(
 
 
 def _encoding_ways(written: FitConfig, *, bf16: bool) -> Iterator[Mapping[str, Any]]:
-    """Yield keys of the fit that lower the memory for encoding images, the most precise way first.
+    """Yield ways to save memory when encoding images, as keys of the fit with values; the most precise way first.
 
     The user's keys do not change.
     """
@@ -508,7 +508,7 @@ def _floor(forecast: Forecast, most: int) -> PhaseForecast | None:
 
 
 def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
-    """Return whether a fit shares its steps or previews with ``former``, in which they took more than ``most`` bytes.
+    """Return whether a fit has the same steps or previews as ``former``, and those took more than ``most`` bytes.
 
     Memory reserved in previews includes blocks cached by training. If the steps are already too large, only memory
     allocated in previews counts against the previews.

@@ -30,7 +30,7 @@ SMALLEST: Size = (64, 64)
 
 @dataclass(frozen=True, slots=True)
 class MicroTraces:
-    """Traces of micro-batches that share storages by name: ``first``, then any number of ``more``."""
+    """Traces of micro-batches: one ``first``, then any number of ``more``; a storage's name links it across traces."""
 
     weights: MemoryTrace
     """Trace of placing base, adapter and master weights; comes before all other traces."""
