@@ -164,7 +164,7 @@ def find_python() -> str:
         answer = ask([candidate, "-c", code]).split()
         if len(answer) == 3 and python_fits((int(answer[0]), int(answer[1])), int(answer[2])):
             return candidate
-    here = f"{platform.python_version()}, {struct.calcsize('P') * 8} bit"
+    here = f"{platform.python_version()}, {struct.calcsize('P') * 8}-bit"
     raise SetupError(
         f"Impasto needs a 64-bit Python 3.11 to 3.14; this one is {here}, and no other version was found",
         f"Install one, then try again: {python_install_command(platform.system())}",
@@ -351,7 +351,7 @@ def check_machine(needed_bytes: int) -> None:
     query = ["reg", "query", r"HKLM\SYSTEM\CurrentControlSet\Control\FileSystem", "/v", "LongPathsEnabled"]
     if os.name == "nt" and len(str(ROOT)) > LONGEST_WINDOWS_ROOT and ask(query).split()[-1:] != ["0x1"]:
         raise SetupError(
-            f"the path of this folder has {len(str(ROOT))} characters, which makes files inside exceed Windows' 260",
+            f"the path of this folder has {len(str(ROOT))} characters, so paths inside exceed Windows' limit of 260",
             "Move the folder to a shorter path, for example C:\\Impasto, and try again",
         )
 
@@ -514,7 +514,7 @@ def hand_over(arguments: Sequence[str]) -> int:
 
 
 def say(text: Optional[str]) -> None:
-    """Print a text without buffering."""
+    """Print a message and flush the output."""
     print(text, flush=True)
 
 

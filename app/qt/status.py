@@ -110,7 +110,7 @@ class TrainingRing(QWidget):
 
 
 class StatusBar(QStatusBar):
-    """Status bar with the progress of reading, training and saving, and the image counts."""
+    """Status bar that shows the image counts and the progress of reading folders, training, and saving changes."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from app.qt.runs.notifier import Notifier
 
 _MAX_QUICK_WRITES = 500
-"""Number of unsaved edits above which the closing window does not write them before counting conflicts."""
+"""Maximum number of unsaved edits that the closing window writes before counting conflicts; of more, it writes none."""
 _PATIENCE = 2.0
 """Seconds without a finished write after which the closing window stops waiting for unsaved edits."""
 
@@ -295,8 +295,8 @@ class Window(QMainWindow):
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
         """Save the window state, and ask about unresolved conflicts; all other edits are in the journal.
 
-        Moves to or from the trash and pending undos are finished first, unless the user closes the window again. If one
-        of them fails, the window stays open and shows the error.
+        If a pending undo or a move to or from the trash is unfinished, the window closes only once it is done, unless
+        the user closes the window again. If it fails, the window stays open and shows the error.
         """
         step = self.session.history.writing
         if step and not self._closing:

@@ -1,4 +1,4 @@
-"""Commands in the main window."""
+"""Commands of the main window."""
 
 from __future__ import annotations
 

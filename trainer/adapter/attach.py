@@ -104,7 +104,7 @@ def _any_of(paths: Iterable[str]) -> str:
 
 
 def _pattern(values: Mapping[str, int], common: float) -> dict[str, int]:
-    """Return PEFT's rank or alpha pattern: for each value other than `common`, one regex for the layers with it."""
+    """Return PEFT's rank or alpha pattern: for each value other than `common`, one regex that matches its layers."""
     groups: dict[int, list[str]] = {}
     for path, value in values.items():
         if value != common:
@@ -311,8 +311,8 @@ class AppliedLoras:
     """Finished LoRAs that are applied to the models that render images, and can be replaced or removed.
 
     They are not merged into the base: a small change added to fp16 or bf16 weights is mostly rounded away. Keeping them
-    separate costs their memory and a few percent of the time, and leaves the base bit-identical. `dtype` is the one the
-    base computes in. The models must have no LoRAs when this object is created.
+    separate takes memory for their weights and a few percent more time, but leaves the base bit-identical. `dtype` is
+    the one the base computes in. The models must have no LoRAs when this object is created.
     """
 
     def __init__(self, unet: nn.Module, text_encoders: Sequence[nn.Module], *, dtype: torch.dtype) -> None:
@@ -427,11 +427,12 @@ def _refuse_other_ranks(path: Path, lora: LoraWeights, adapter: Adapter) -> None
             ranks.setdefault(key, set()).add(layer.rank)
     if not ranks:
         return
-    differences = ", ".join(f"{key} is not {' and '.join(map(str, sorted(found)))}" for key, found in ranks.items())
+    listed = {key: " and ".join(map(str, sorted(found))) for key, found in ranks.items()}
+    differences = ", ".join(f"{key}: {found} in the file" for key, found in listed.items())
     uneven = any(len(found) > 1 for found in ranks.values())
     raise LoraFileError(
         "lora.rank",
-        f"Could not continue from {path.name}: its ranks differ from the recipe's ({differences}).",
+        f"Could not continue from {path.name}: its ranks do not match the recipe ({differences}).",
         "The file's layers have different ranks, which a recipe does not support: use a LoRA that was not resized."
         if uneven
         else "Set " + " and ".join(f"{key} = {found.pop()}" for key, found in ranks.items()) + ".",

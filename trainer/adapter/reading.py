@@ -37,7 +37,7 @@ _REFUSED = {
     "LoKr": r"\.lokr_",
     "LoCon with Tucker decomposition": r"\.lora_mid\.",
     "OFT": r"\.oft_",
-    "a full difference": r"\.diff(_b)?$",
+    "full weight differences (LyCORIS full)": r"\.diff(_b)?$",
 }
 _LARGEST_ALPHA = 1e9
 _FORMATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")

@@ -72,7 +72,7 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
 
 @contextmanager
 def _numpy_warning_hidden() -> Iterator[None]:
-    """Hide a NumPy 2 warning: diffusers' schedulers convert tensors, whose `__array__` takes no `copy` argument."""
+    """Hide NumPy 2's warning that `Tensor.__array__`, which diffusers' schedulers use, takes no `copy` argument."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
         yield
@@ -145,9 +145,9 @@ def decode(vae: Any, latents: Tensor, *, tiling: bool) -> Image.Image:
 def decode_levels(vae: Any, latents: Tensor, *, tiling: bool) -> Tensor:
     """Return the image as uint8 (3, H, W) on the device.
 
-    This is everything that decoding does on the device, so that forecasts can trace it. diffusers' default tile is as
-    large as the VAE's training images, so an SDXL image at 1024 px would be a single tile, and tiling would save no
-    memory.
+    This function contains all work that decoding does on the device, so forecasts can trace it. diffusers' default
+    tile is as large as the VAE's training images, so an SDXL image at 1024 px would be a single tile, and tiling would
+    save no memory.
     """
     vae.enable_tiling() if tiling else vae.disable_tiling()
     vae.tile_sample_min_size = TILE

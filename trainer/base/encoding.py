@@ -46,9 +46,9 @@ def encode_text(
 ) -> TextConditioning:
     """Encode the ids that `tokenize` returned; gradients flow into encoders whose weights require them.
 
-    For a single row of 77 tokens, the result is the same as from the pipelines' `encode_prompt`. `clip_skip` counts as
-    in kohya (2 = diffusers' 1). Longer texts are encoded row by row and joined as in sd-scripts: the start token, the
-    75 states of every row, the end token. SDXL's pooled text comes from the first row.
+    For a single row of 77 tokens, the result is the same as from the pipelines' `encode_prompt`. `clip_skip` uses
+    kohya's numbering (2 is diffusers' 1). Longer texts are encoded row by row and joined as in sd-scripts: the start
+    token, the 75 states of every row, the end token. SDXL's pooled text comes from the first row.
     """
     encoded = [_encode_rows(encoder, ids.reshape(-1, _ROW)) for encoder, ids in zip(encoders, tokens, strict=True)]
     hidden, pooled = FAMILIES[family].condition(encoded, clip_skip)
@@ -101,9 +101,10 @@ def encode_latents(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -
 def posterior(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return the posterior's mean and standard deviation, fp32, and which images are finite (B,).
 
-    This is everything that encoding does on the device, without synchronizing, so that forecasts can trace it. With
-    tiles, peak memory is what one tile needs. Norms and attention see only their tile, so the latents differ from the
-    whole image's: by 5 to 7 % with the demo's VAE, compared with 7 to 8 % for diffusers' own tiles and 0.4 % for bf16.
+    This function contains all work that encoding does on the device, and never synchronizes, so forecasts can trace it.
+    With tiles, peak memory is what one tile needs. Norms and attention see only their tile, so the latents differ from
+    the whole image's: by 5 to 7 % with the demo's VAE, compared with 7 to 8 % for diffusers' own tiles and 0.4 % for
+    bf16.
     """
     if tiled:
         encoded = DiagonalGaussianDistribution(_moments_of_tiles(vae, pixels))

@@ -82,7 +82,7 @@ def needed_files(model: str, names: Sequence[str]) -> list[str]:
     """Return which of a repository's files to download: configs, and one set of safetensors weights per model.
 
     If a model exists in full and half precision, the full one is chosen. Raises BaseModelError if there is nothing to
-    download, or if there are several single-file models from which only the user can choose.
+    download, or if there are several single-file models, among which the user must choose.
     """
     if "model_index.json" not in names:
         return [_only_single(model, names)]
@@ -339,9 +339,9 @@ class _Download:
         return target
 
     def _range(self) -> dict[str, str]:
-        """Return the headers that continue the partial download.
+        """Return the headers that request only the missing bytes; none if the download has to start over.
 
-        If-Range makes the server send the whole file if it has changed. Without a validator, the download starts over.
+        If-Range makes the server send the whole file if it has changed; this requires a validator (see `_validator`).
         """
         validator, size = self._read_notes().get("validator"), self._size()
         return {"Range": f"bytes={size}-", "If-Range": str(validator)} if validator and size else {}
@@ -391,7 +391,9 @@ class _Download:
     def _refuse_interrupted(self, error: Exception) -> NoReturn:
         sentence = f'Could not finish the download of "{self.shown}": {error}. {self._size():,} bytes are kept.'
         raise BaseModelError(
-            "base.interrupted", sentence, "Check the connection, then start again to continue it."
+            "base.interrupted",
+            sentence,
+            "Check the connection, then start again to continue the download.",
         ) from error
 
     def _read_notes(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ NEVER = Directions()
 
 
 def int8_directions(inputs: int, outputs: int, products: Sequence[Int8LayerConfig]) -> Directions:
-    """Return the row limits for int8 GEMMs from the first entry in ``products`` that applies to this layer size.
+    """Return the minimum row counts for int8 GEMMs from the first entry in ``products`` for this layer size.
 
     The result is NEVER if no entry applies or if int8 GEMMs do not support the size.
     """
@@ -97,7 +97,7 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return values (M, N) times scales in ``dtype``; for fp16, whose range they may exceed, return fp32."""
+    """Return values (M, N) times scales in ``dtype``, but in fp32 for fp16, whose range the products may exceed."""
     wide_dtype = torch.float32 if dtype == torch.float16 else dtype
     return torch.mul(values, scales, out=values.new_empty(values.shape, dtype=wide_dtype))
 

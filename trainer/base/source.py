@@ -178,7 +178,7 @@ class BaseSource:
         return joint_digest(self._texts, self._hashes)
 
     def require_weights(self) -> None:
-        """Raise BaseModelError if a tensor of any model is missing or has another shape; reads only headers."""
+        """Raise BaseModelError if a tensor of any model is missing or has the wrong shape; reads only headers."""
         empty = [self.empty_unet(), self._empty_vae(), *self.empty_text_encoders()]
         for model, part in zip(empty, (self._unet, self._vae, *self._texts), strict=True):
             with StoredWeights(part.files) as stored:
@@ -198,7 +198,7 @@ class BaseSource:
         quantize: Literal["none"] | Quantization = "none",
         stream: WeightStream | None = None,
     ) -> UNet2DConditionModel:
-        """Load the weights of an empty UNet as `load_unet` does; those that `stream` streams go to main memory."""
+        """Load the weights of an empty UNet as `load_unet` does, but those that `stream` handles into main memory."""
         placer = None if quantize == "none" else quantize_linears(unet, quantize, dtype, torch.device(device))
         return self._filled(unet, self._unet, dtype, device, stream.placer(placer) if stream else placer)
 
@@ -294,7 +294,7 @@ def _nothing() -> None:
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield every module in the model's module lists: its layers, blocks and their parts."""
+    """Yield the items of every ModuleList in the model: its blocks and layers."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             yield from module

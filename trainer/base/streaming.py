@@ -1,6 +1,6 @@
 """Streaming of the frozen base: weights stay in main memory and are copied to the GPU shortly before they are used.
 
-Weights only travel to the GPU and never back, because they do not change. The unit of streaming is a residual or
+Weights are copied only to the GPU, never back, because they do not change. The unit of streaming is a residual or
 transformer block of the UNet: while one computes, the next ones are copied on a second CUDA stream, in the order of
 forward, recomputation and backward.
 
@@ -28,7 +28,7 @@ from trainer.config.fit import StreamAmount
 _LOG = logging.getLogger(__name__)
 
 AHEAD = 2
-"""Number of blocks that are copied ahead of the one that computes; a block of SDXL has up to 70 MB in bf16."""
+"""Number of blocks that are copied ahead of the one that computes; an SDXL block takes up to 70 MB in bf16."""
 MIN_BYTES = 64 << 10
 """Smaller weights stay on the GPU: norms and biases are half of a base's tensors, but hardly any of its bytes."""
 _PAGE = 4096  # unit in which main memory is pinned
@@ -42,7 +42,7 @@ class StreamedWeight:
     storage: torch.UntypedStorage
     bytes: int
     host: Tensor | None
-    """The values as uint8 (n,), in pinned memory if the system allows it; None in forecasts, which have no values."""
+    """Values as uint8 (n,), in pinned memory if the system allows it; None in forecasts, where weights have none."""
 
     def allocate(self) -> None:
         """Allocate the memory on the device, with arbitrary content."""
@@ -69,14 +69,14 @@ class _Block:
     resident: bool = False
     """Whether the weights have memory on the device."""
     copied: torch.cuda.Event | None = None
-    """End of the copy to the device; None without a copy, or once the computing stream waits for it."""
+    """End of the copy to the device; None if there is no copy that the computing stream has to wait for."""
 
 
 class WeightStream:
     """The streamed blocks of a UNet, in the order in which a forward runs them.
 
-    Hooks on the blocks fetch them. A block is kept until another one is needed, and the next `AHEAD` blocks are fetched
-    with it: the following ones in a forward, the preceding ones in backward, where checkpointed blocks run again.
+    When a block is needed, hooks fetch it together with the `AHEAD` blocks that are needed next, and free all others.
+    Next are the following blocks in a forward, and the preceding ones in backward, where checkpointed blocks run again.
     Between steps, the first blocks stay on the device, because the next forward begins with them.
     """
 
@@ -85,9 +85,9 @@ class WeightStream:
         self.device = device
         self.blocks = [_Block(module) for module in streamed_modules(unet, amount)]
         self.on_allocated: Callable[[StreamedWeight], None] = _ignore
-        """Called after the memory of a weight was allocated; forecasts record it."""
+        """Called after a weight's memory has been allocated; forecasts record it."""
         self.on_freed: Callable[[StreamedWeight], None] = _ignore
-        """Called after the memory of a weight was freed."""
+        """Called after a weight's memory has been freed."""
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         for index, block in enumerate(self.blocks):
             block.module.register_forward_pre_hook(partial(self._on_forward, index))
@@ -102,8 +102,8 @@ class WeightStream:
     def placer(self, placer: Placer | None) -> Placer:
         """Return a placer that moves streamed weights to main memory after ``placer`` has placed (or quantized) them.
 
-        Each weight visits the GPU once, also without quantization, which costs less than a second for SDXL; no more
-        than one of them is there at a time.
+        Each weight is copied to the GPU once, even without quantization; this takes less than a second for SDXL. At
+        most one of these weights is on the GPU at a time.
         """
         # Now, because quantizing has replaced modules since the blocks were chosen.
         owners = {part: block for block in self.blocks for part in block.module.modules()}
@@ -206,7 +206,7 @@ class WeightStream:
             block.copied = self._copies.record_event()
 
     def _free(self, block: _Block) -> None:
-        """Free a block's memory, once the kernels launched so far have run."""
+        """Free a block's memory for kernels launched from now on; those launched so far may still use it."""
         if block.copied is not None:  # never used: later kernels in this memory must wait for the end of the copy
             torch.cuda.current_stream(self.device).wait_event(block.copied)
             block.copied = None
@@ -225,7 +225,7 @@ def make_stream(unet: UNet2DConditionModel, amount: StreamAmount | None, device:
 def streamed_modules(unet: UNet2DConditionModel, amount: StreamAmount) -> list[nn.Module]:
     """Return the residual and transformer blocks to stream, in the order of a forward.
 
-    Fewer than all are spread evenly, so that the copies are too.
+    If only some are streamed, they are spread evenly over the UNet, so that the copies are spread evenly over time.
     """
     middle = [] if unet.mid_block is None else [unet.mid_block]
     every = [module for block in (*unet.down_blocks, *middle, *unet.up_blocks) for module in _parts(block)]
@@ -238,7 +238,7 @@ def streamed_modules(unet: UNet2DConditionModel, amount: StreamAmount) -> list[n
 def _parts(block: nn.Module) -> Iterator[nn.Module]:
     """Yield the residual and transformer blocks of a UNet block in the order of its forward.
 
-    The middle block begins and ends with a residual block; the other blocks have a transformer after each of them.
+    The middle block begins and ends with a residual block; elsewhere, transformer blocks follow each residual block.
     """
     resnets = list(cast(nn.ModuleList, block.resnets))
     attentions = list(cast(nn.ModuleList, getattr(block, "attentions", ())))
@@ -272,8 +272,8 @@ def _move_to_host(parameter: nn.Parameter) -> StreamedWeight:
 def _pinned(size: int) -> Tensor:
     """Return ``size`` bytes of main memory, pinned if the system allows it.
 
-    PyTorch's own pinned memory is rounded up to powers of two, which would be a quarter more for SDXL. Without pinning,
-    copies are slower and do not overlap.
+    PyTorch's own allocator rounds pinned memory up to powers of two, which would take a quarter more memory for SDXL.
+    Without pinning, copies are slower and do not overlap with computation.
     """
     whole = torch.empty(-(-size // _PAGE) * _PAGE + _PAGE, dtype=torch.uint8)
     start = -whole.data_ptr() % _PAGE
@@ -290,4 +290,4 @@ def _unpin(host: Tensor) -> None:
 
 
 def _ignore(_: StreamedWeight) -> None:
-    """Do nothing: nobody records memory."""
+    """Do nothing; the default for `on_allocated` and `on_freed`."""

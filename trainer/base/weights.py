@@ -57,12 +57,12 @@ class StoredTensor:
 
     @property
     def shape(self) -> torch.Size:
-        """Return the shape that `read` will return."""
+        """Return the shape of the tensor that `read` will return."""
         return self._likeness.shape
 
     @property
     def ndim(self) -> int:
-        """Return the number of dimensions that `read` will return."""
+        """Return the number of dimensions of the tensor that `read` will return."""
         return self._likeness.ndim
 
     @property
@@ -202,7 +202,7 @@ def place_weights(
 
 
 def require_fitting(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> dict[str, StoredTensor]:
-    """Return the stored tensors by model parameter name; raise BaseModelError if one is missing or misshaped.
+    """Return the stored tensors by model parameter name; raise BaseModelError if one is missing or has a wrong shape.
 
     Reads only headers; the model may be on the meta device.
     """

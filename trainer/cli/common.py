@@ -144,7 +144,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def protect_links(options: argparse.Namespace) -> Iterator[str]:
     """Remove passwords and tokens from the base links in the job file, --base and --set; yield a message for each link.
 
-    They are stored where the engine finds them (see `protect`), so no command can print them or write them to a file.
+    These secrets are stored where the engine finds them (see `protect`), so no command can print or save them.
     """
     base = getattr(options, "base", None)
     for name in ("job", "what", "source"):

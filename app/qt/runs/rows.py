@@ -1,4 +1,4 @@
-"""Code shared by the lists of runs and queue entries: their model base class, painting and status texts."""
+"""Code shared by the lists of runs and queue entries: a base class for their models, painting, and status texts."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Colors:
     warning: str
     bad: str
     series1: str
-    """First of the chart line colors, which are distinguishable with red-green color blindness too."""
+    """First of the chart line colors, which people with red-green color blindness can tell apart too."""
     series2: str
     series3: str
     series4: str

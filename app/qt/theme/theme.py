@@ -241,7 +241,7 @@ def _render_pixmap(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
 
 
 def _tinted(drawn: QPixmap, color: str) -> QPixmap:
-    """Return a one-color icon in another color, which is ten times as fast as rendering it again."""
+    """Return a one-color icon in another color; this is ten times as fast as rendering the SVG again."""
     pixmap = QPixmap(drawn)
     painter = QPainter(pixmap)
     painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)

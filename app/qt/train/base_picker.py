@@ -408,7 +408,7 @@ class BasePicker(QWidget):
         self._ask()
 
     def _settle(self, text: str) -> None:
-        """Accept a text as the user's choice."""
+        """Accept the text as the user's choice."""
         self._timer.stop()
         self._by_user = True
         if text != self._settled:
@@ -449,5 +449,5 @@ class BasePicker(QWidget):
 
 
 def _is_whole(verdict: BaseVerdict) -> bool:
-    """Return whether a valid text is certainly complete; Hub ids and most links may still be unfinished."""
+    """Return whether a valid base was certainly typed in full; a Hub id or a link may still be incomplete."""
     return verdict.place == "here" or (verdict.place == "link" and verdict.text.lower().endswith(".safetensors"))

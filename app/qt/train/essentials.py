@@ -235,7 +235,7 @@ class Essentials(QWidget):
             self._draft.seal()
 
     def _show_faults(self, draft: Draft) -> None:
-        """Show each part's problems below it, except missing values, whose fields are visibly empty."""
+        """Show each row's problems below the row, except missing values, whose fields are visibly empty."""
         for prefix, label in self._faults.items():
             words = [
                 f"{key.removeprefix(prefix).lstrip('.')} {reason}".strip()

@@ -119,7 +119,7 @@ class ChoiceEditor(ComboBox):
 
 
 class LineEditor(Line):
-    """Line edit for a number, a text or a comma-separated list; if empty, the placeholder shows the default."""
+    """Line edit for a number, a string or a comma-separated list; if it is empty, a placeholder shows the default."""
 
     edited = Signal(object, bool)
     left = Signal()

@@ -392,7 +392,7 @@ class TrainPage(Page):
         self._stop_if_idle()
 
     def _stop_if_idle(self) -> None:
-        """Stop the timer if the page is hidden and all changes are saved; while it runs, saving is retried."""
+        """Stop the timer if the page is hidden and all changes are saved; until then, the timer retries saving."""
         if not self._is_visible and not (self.draft and self.draft.file.unsaved):
             self._timer.stop()
 

@@ -219,7 +219,7 @@ def fallback(changes: Mapping[str, Any]) -> str:
 
 
 def too_large(missing: int, advice: MemoryAdvice | None) -> str:
-    """Return a sentence about how far a plan exceeds the memory and what to do about it; "" without advice."""
+    """Return by how much a plan exceeds the available memory and what to do about it; "" if there is no advice."""
     if advice is None:
         return ""
     words = QCoreApplication.translate("Forecast", ADVICE[advice.code])

@@ -131,7 +131,7 @@ def test_keys_that_fit_nothing_are_named(tmp_path: Path) -> None:
         ("lora_unet_mid_block_attentions_0_proj_in.lokr_w1", "LoKr"),
         ("lora_unet_mid_block_resnets_0_conv1.lora_mid.weight", "Tucker"),
         ("lora_unet_mid_block_attentions_0_proj_in.oft_blocks", "OFT"),
-        ("lora_unet_mid_block_attentions_0_proj_in.diff", "full difference"),
+        ("lora_unet_mid_block_attentions_0_proj_in.diff", "full weight differences"),
     ],
 )
 def test_other_kinds_are_refused_by_name(key: str, word: str, tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_resized_files_and_other_sizes_of_base_are_refused(tmp_path: Path) -> No
     for slot, rank in zip(linear, (1, 2), strict=False):
         tensors[slot.down], tensors[slot.up] = tensors[slot.down][:rank], tensors[slot.up][:, :rank].contiguous()
     safetensors.torch.save_file(tensors, path)
-    with pytest.raises(LoraFileError, match=r"recipe\.rank is not 1 and 2") as caught:
+    with pytest.raises(LoraFileError, match=r"recipe\.rank: 1 and 2 in the file") as caught:
         continued(path, "sd15", adapter)
     assert "not resized" in caught.value.remedy
 

@@ -211,7 +211,7 @@ def _like(gradient: Tensor, shape: torch.Size) -> Tensor:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Return whether maps (B, C, h, w) are channels-last but not contiguous; 1x1 and one-channel maps are both."""
+    """Return whether maps (B, C, h, w) are channels-last and not also contiguous, as 1x1 and one-channel maps are."""
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 

@@ -59,9 +59,10 @@ class LeanAttention(Attention):
 
 
 def lean_attention(attention: Attention) -> None:
-    """Turn a standard attention module into a LeanAttention, and make its projections' LoRA weights consecutive.
+    """Turn a standard attention module into a LeanAttention.
 
-    Call this before setting the LoRA weights, because it moves them. Attention with special options stays unchanged.
+    Also makes its projections' LoRA weights consecutive in memory; call this before setting them, because it moves
+    them. Attention with special options stays unchanged.
     """
     if not _is_plain_attention(attention):
         return
@@ -71,7 +72,10 @@ def lean_attention(attention: Attention) -> None:
 
 
 def project(layers: Sequence[nn.Module], x: Tensor, source: Source | None = None) -> Sequence[Tensor]:
-    """Return each layer's output for x, computed by one autograd function if their LoRA weights are consecutive."""
+    """Return each layer's output for x, computed by a single autograd function if possible.
+
+    This requires that all layers are FusedLinear with active LoRAs of the same scale, consecutive in memory.
+    """
     if not torch.compiler.is_compiling():
         loras = [layer.active_lora(x) for layer in layers if isinstance(layer, FusedLinear)]
         active = [lora for lora in loras if lora is not None]
@@ -100,7 +104,7 @@ def _make_consecutive(layers: Sequence[nn.Module]) -> None:
 
 
 def _are_consecutive(weights: Sequence[Tensor]) -> bool:
-    """Return whether no weight was moved after `_make_consecutive`; a moved one has offset 0 in its own storage."""
+    """Return whether the weights are still consecutive in one storage; a weight that was moved has its own storage."""
     size = weights[0].numel()
     return all(weight.storage_offset() == index * size for index, weight in enumerate(weights))
 

@@ -195,7 +195,7 @@ class SampleMatrix(QWidget):
         return bool(self.samples and self.samples.steps)
 
     def has_current(self) -> bool:
-        """Return whether a cell is selected that has an image."""
+        """Return whether a cell with an image is selected."""
         return self.grid.image(self.grid.current) is not None
 
     def has_lora(self) -> bool:

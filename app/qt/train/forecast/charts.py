@@ -233,7 +233,7 @@ def _spots(phase: PhaseForecast) -> list[PeakMark]:
 
 
 def described(spot: PeakMark) -> str:
-    """Return a text with the kinds of memory at a peak and their sizes, the largest first."""
+    """Return the kinds of memory at a peak with their sizes as text, the largest first, without tiny ones."""
     kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
     least = _TOO_SMALL * spot.peak.allocated
     return ", ".join(f"{words.kind_name(kind)} {words.format_memory(size)}" for kind, size in kinds if size > least)
