@@ -124,7 +124,7 @@ def _materialize(layer: nn.Module, dtype: torch.dtype) -> Factors:
 
 @contextmanager
 def _marked_as_quantized(model: nn.Module) -> Iterator[None]:
-    """Mark the model within the block as having 8-bit or 4-bit layers.
+    """Mark the model as having 8-bit or 4-bit layers until the end of the `with` block.
 
     PEFT reads these attributes, which transformers' own loader sets, to decide whether to use bitsandbytes layers.
     """

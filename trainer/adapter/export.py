@@ -98,7 +98,7 @@ def _tensors(weights: Mapping[str, Tensor], adapter: Adapter, dtype: torch.dtype
 
 
 def _missing_projections(adapter: Adapter) -> Iterator[tuple[Slot, Slot]]:
-    """Yield each untrained projection of partly trained text encoder layers, with a trained one of the same layer.
+    """Yield each untrained projection of partly trained text encoder layers with a trained projection of its layer.
 
     A1111 and diffusers ignore or reject layers that do not have all of q, k, v and out.
     """

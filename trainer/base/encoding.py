@@ -36,7 +36,7 @@ class TextConditioning:
 
 
 def tokenize(family: Family, texts: Sequence[str], chunks: int = CHUNK) -> list[Tensor]:
-    """Return each text encoder's token ids, int64 (B, rows x 77); texts are cut to `chunks` (75, 150 or 225) tokens."""
+    """Return each text encoder's token ids, int64 (B, rows x 77); texts are cut to 75, 150 or 225 tokens (`chunks`)."""
     tokenizers = [ClipTokens(encoder.pad) for encoder in FAMILIES[family].text_encoders]
     return [torch.tensor([tokenizer.encode(text, chunks) for text in texts]) for tokenizer in tokenizers]
 

@@ -285,7 +285,7 @@ class _Download:
             ) from error
 
     def _run(self) -> Path:
-        """Repeat interrupted attempts until the file is complete; raise BaseModelError if one adds no bytes."""
+        """Repeat interrupted attempts until the file is complete; raise BaseModelError if an attempt adds no bytes."""
         while True:
             before = self._size()
             try:

@@ -188,7 +188,7 @@ def _dequantized(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class FrozenNF4Linear(Linear4bit):
-    """Linear layer with NF4 weights and doubly quantized scales, which computes in the input's dtype."""
+    """Linear layer with NF4 weights and double-quantized scales, which computes in the input's dtype."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, device: str) -> None:
         super().__init__(  # type: ignore[no-untyped-call]

@@ -195,7 +195,7 @@ def quieten() -> None:
 
 @contextmanager
 def engine_imports(on_event: Callable[[events.Event], None]) -> Iterator[None]:
-    """Announce a wait of a few seconds, and speed up the imports of the engine within the block."""
+    """Report that starting takes a few seconds, and speed up imports of the engine within the `with` block."""
     from trainer.base.imports import quick_imports
 
     on_event(_STARTING)
