@@ -41,7 +41,7 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
 
 
 def _sortable(number: re.Match[str]) -> str:
-    """Return a run of digits prefixed with its length; the length is digits too, so numbers sort before letters."""
+    """Return a run of digits prefixed with its length, also in digits so that numbers sort before letters."""
     digits = number[0].lstrip("0")
     # The length is written as 9s and a remainder, so that a number of ten digits sorts after one of nine.
     nines, rest = divmod(len(digits), 9)

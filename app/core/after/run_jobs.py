@@ -23,7 +23,7 @@ _FIT_PREFIX = "fit."
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """Numbers of images that have been changed, added or removed since a run started; it uses the old versions."""
+    """Numbers of images changed, added or removed since a run started; the run does not use these changes."""
 
     captions: int = 0
     """Number of images whose captions changed."""

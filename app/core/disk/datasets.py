@@ -50,14 +50,14 @@ _FIELD_OF_KEY: Mapping[str, Fact | Field] = {
 
 
 class OpenedDataset(NamedTuple):
-    """A dataset whose images are all listed, and their number."""
+    """A dataset whose images have all been listed, and the number of its images."""
 
     folder: Path
     images: int
 
 
 class ReadingProgress(NamedTuple):
-    """Progress of reading a dataset."""
+    """Progress of one stage of reading a dataset: images done, and images in total (0 if unknown)."""
 
     folder: Path
     stage: Stage
@@ -443,7 +443,7 @@ class Datasets:
     def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
         """Update a folder's repeats, regularization and trigger to ``marks``, except values with unsaved edits.
 
-        If any value is left alone because of that, the next scan reports the folder again.
+        If a value is skipped because of such an edit, the next scan reports the folder's settings again.
         """
         ids = dataset.ids.get(folder, {}).values()
         new = {fact for fact in _FACTS if getattr(folder, fact) != getattr(marks, fact)}

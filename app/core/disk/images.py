@@ -18,7 +18,7 @@ _LIGHT, _DARK = (255, 255, 255), (205, 205, 205)
 
 
 def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
-    """Return a thumbnail that fits a square of `pixels`, raw and as JPEG; small images are not enlarged.
+    """Return a thumbnail with sides of at most `pixels`, both raw and as JPEG; small images are not enlarged.
 
     Raises DatasetError if the file is missing, damaged, not an image, or over the size limit.
     """
@@ -43,7 +43,7 @@ def unpack(data: bytes) -> Pixels | None:
 def load_whole(path: Path, longest: int) -> tuple[Pixels, Pixels]:
     """Return the upright image at full size, and a copy whose longer side is at most `longest` pixels.
 
-    Raises DatasetError as `make_thumbnail` does.
+    Raises DatasetError for the same reasons as `make_thumbnail`.
     """
     with open_image(path, MAX_MEGAPIXELS) as image:
         whole = _on_checkerboard(image)

@@ -26,7 +26,7 @@ from trainer.protocol.files import Links, long_name, long_path
 from trainer.protocol.reading import open_file
 
 _UNSETTLED_NS = 3_000_000_000
-"""Nanoseconds after a change in which another change may get the same timestamp: FAT rounds to two seconds."""
+"""Time after a change, in nanoseconds, during which another may get the same timestamp: FAT rounds to two seconds."""
 MAX_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
 """Default size limit of the trainer in megapixels; larger images are refused."""
 # Only these PNG chunks can hold the EXIF orientation.
@@ -69,8 +69,8 @@ class Listing:
     def orphans(self, present: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return unused files by issue code: links to outside the dataset, and captions and masks without an image.
 
-        Images in `present` count as existing. A folder without images is not used in training, so its captions and
-        masks are not reported.
+        Images in `present` count as existing even if this listing lacks them. A folder without images is not used in
+        training, so its captions and masks are not reported.
         """
         stems = {stem_of(name) for names in (self.images, present) for name in names}
         found = {"file.outside": list(self.outside)}

@@ -294,7 +294,7 @@ class FolderScanner:
         return directory
 
     def _compare(self, path: Path, now: Listing) -> None:
-        """Report the changes of a directory, and collect the images to read."""
+        """Report the changes of a directory, and collect the images whose captions and notes must be read."""
         directory = self._directory(path)
         known, directory.listing = directory.listing, now
         if known is now:  # `_list` returned the previous listing, so nothing changed
@@ -356,7 +356,10 @@ class FolderScanner:
                 del self._directories[path]
 
     def _report_orphans(self, directory: _SeenDirectory) -> None:
-        """Report captions and masks without an image if their set changed; missing images still count as existing."""
+        """Report captions and masks without an image, if they differ from those reported last.
+
+        The caption and mask of an image that was not found are not reported until the image is removed.
+        """
         if directory.searched is directory.listing:
             return
         directory.searched = directory.listing

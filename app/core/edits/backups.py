@@ -41,7 +41,7 @@ _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT", "SQLITE_ERROR")  
 
 
 class _DamagedError(OSError):
-    """SQLite cannot use the database, and trying again will not help."""
+    """Raised when SQLite cannot use the database and trying again will not help."""
 
 
 class BackupVersion(NamedTuple):
@@ -156,7 +156,7 @@ class Backups:
         return [version for version in self._versions(root, "file = ?", _stored(file)) if version.file == file]
 
     def restore(self, root: str, names: Sequence[str] | None = None) -> list[Written]:
-        """Restore the originals of all files or those in `names`, byte for byte, after backing up the current ones.
+        """Restore the originals of all files, or only of those in `names`, after backing up the current versions.
 
         Files that did not exist originally are removed. A file that another program is changing is left alone.
         Returns the changes; raises OSError.

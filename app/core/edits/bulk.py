@@ -56,7 +56,7 @@ class CaptionSnapshot(Protocol):
 
 
 class PatternError(ImpastoError):
-    """An unusable search pattern; `position` is the 0-based index of the error, or None if it has none."""
+    """Raised for an unusable search pattern; `position` is the 0-based index of the error, or None if unknown."""
 
     def __init__(self, code: str, sentence: str, remedy: str, position: int | None = None) -> None:
         super().__init__(code, sentence, remedy)
@@ -107,7 +107,7 @@ def rename_tag(images: Iterable[CaptionSnapshot], old: str, new: str, lines: Lin
 def replace_text(
     images: Iterable[CaptionSnapshot], find: str, replacement: str, *, pattern: bool = False, capitals: bool = True
 ) -> Edit:
-    r"""Replace all matches of a text or, with `pattern`, of a regular expression (groups: \1, \g<name>).
+    r"""Replace all matches of a string or, with `pattern`, of a regular expression (groups: \1, \g<name>).
 
     Without `capitals`, case is ignored. Raises PatternError for an invalid pattern or replacement, and for a pattern
     that takes longer than PATIENCE seconds on a caption. The `regex` library supports timeouts and can release

@@ -148,7 +148,7 @@ class History:
             then()
 
     def resolve(self, choices: Iterable[tuple[Conflict, Value]], name: str) -> None:
-        """Resolve conflicts with the values that the user chose, as one step; undoing it restores the other values.
+        """Resolve conflicts with the values that the user chose, as one step; undoing it sets the rejected values.
 
         Conflicts whose value has been edited since are skipped. If the file has changed again, a new conflict may
         result.
@@ -232,7 +232,7 @@ class History:
         return step
 
     def _has_not_begun(self, step: Edit | FileAction, taken: list[Edit | FileAction]) -> bool:
-        """Return whether a step was the last one queued for stack `taken` and has not started yet."""
+        """Return whether a step just popped from stack `taken` is the last in the queue, and thus has not started."""
         return bool(self._queued) and self._queued[-1][0] is step and self._queued[-1][1] is taken
 
     def _move(self, step: Edit | FileAction, onto: list[Edit | FileAction]) -> bool:

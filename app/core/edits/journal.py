@@ -13,8 +13,9 @@ An edit without an "end" line was incomplete when the process died: no files wer
 incomplete last line. Saved values are no longer needed, so the file is rewritten from time to time.
 
 Only the newest edit of each value counts. Edits made on top of each other form one request, which may overwrite
-any value that an earlier one of them may have written. An edit that was not made on top of the previous one supersedes
-it, because the user saw something else on disk. A superseded edit therefore does not come back after a kill.
+any value that one of the earlier edits may have written. An edit that was not made on top of the previous one
+supersedes it, because the user edited a different value from disk. A superseded edit therefore does not come back after
+a kill.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Journal:
         self._number = 0
         self._part = 0
         self._deferred: list[dict[str, Any]] = []
-        """Lines held back until the current edit ends, because a failed edit is cut off with everything after it."""
+        """Lines held back until the current edit ends: if it fails, the file is truncated to where the edit begins."""
         self._start = 0
         """File offset at which the current edit begins."""
         try:

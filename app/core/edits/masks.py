@@ -302,7 +302,7 @@ def _png(pixels: Gray) -> bytes:
 
 
 def remove_mask(image: Path, root: Path, state: str | None, backups: Backups, *, over: bool = False) -> Written:
-    """Remove a mask file after backing it up; raises like `write_mask`. For workers."""
+    """Remove a mask file after backing it up; raises the same errors as `write_mask`. For workers."""
     return _write(mask_path(image), root, None, state, backups, over)
 
 

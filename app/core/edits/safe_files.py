@@ -72,11 +72,11 @@ def look_at(file: str, most: int) -> FileSeen:
 def replace_file(file: str, seen: FileSeen, data: bytes, *, durable: bool, within: str | None = None) -> None:
     """Replace a file atomically if it has not changed since it was read, and read the result back.
 
-    For a link, its target is written if it is in folder `within`, by default the link's own folder; otherwise
-    PermissionError is raised. Raises ChangedMeanwhileError and OSError, after which the file is unchanged unless the
-    read-back failed. Without `durable`, a power failure may bring back the old contents or leave an empty file:
-    ext4 flushes a file that replaces another, but not one whose name is swapped. Flushing costs 50 ms per file on
-    a hard disk, so large edits call `sync_file_system` once for all files instead.
+    If the file is a link, its target is written, but only if the target is in the folder `within` (by default the
+    link's own folder); otherwise PermissionError is raised. Raises ChangedMeanwhileError and OSError, after which the
+    file is unchanged unless the read-back failed. Without `durable`, a power failure may bring back the old contents or
+    leave an empty file: ext4 flushes a file that is renamed over another, but not files that swap names, as here.
+    Flushing costs 50 ms per file on a hard disk, so large edits call `sync_file_system` once for all files instead.
     """
     target = _target(file, within or os.path.dirname(file)) if os.path.islink(_system(file)) else file
     temporary = _beside(target)
@@ -155,7 +155,7 @@ def refusal(fault: OSError, place: Path) -> DatasetError:
         return DatasetError(
             "save.disk_full",
             f"Could not save to {place}: the disk is full.",
-            "Free some disk space. Your changes are kept and saved as soon as there is enough.",
+            "Free some disk space. Your changes are kept, and will be saved as soon as there is enough.",
         )
     if isinstance(fault, PermissionError) or fault.errno == errno.EROFS:
         return DatasetError(
@@ -172,7 +172,7 @@ def refusal(fault: OSError, place: Path) -> DatasetError:
     return DatasetError(
         "save.failed",
         f"Could not save to {place}: {reason}.",
-        "Check its disk. Your changes are kept, and saving is retried.",
+        "Check its disk. Your changes are kept, and Impasto will keep trying to save them.",
     )
 
 
@@ -183,7 +183,7 @@ def _check(file: str, seen: FileSeen) -> None:
 
 
 def _is(file: str, seen: FileSeen) -> bool:
-    """Return whether a file is unchanged since it was read; a rename, which alters only the ctime, does not count."""
+    """Return whether a file is unchanged since it was read; a rename, which alters only the ctime, is ignored."""
     try:
         if seen.mark and _mark(os.stat(_system(file)))[:3] == seen.mark[:3]:
             return True

@@ -42,7 +42,7 @@ class _UnsavedValue:
     States and transitions:
 
     * `waiting`: the writer takes it at `due`.
-    * `writing`: the writer has it. The outcome "saved" removes the entry, or replaces it by `later` if that is set;
+    * `writing`: the writer has it. The outcome "saved" removes the entry, or replaces it with `later` if that is set;
       "refused" and "conflict" become its state.
     * `refused`: writing failed for the reason in `outcome`. It is retried at `due` if that is set, or with all others
       at the saver's next attempt.
@@ -52,7 +52,8 @@ class _UnsavedValue:
     Invariants while the lock is held:
 
     * `newest` is the newest acknowledged edit of the value. An earlier edit is never written after it: it is either
-      part of `request.bases`, as a value that may be on disk, or was dropped when the user edited the value on disk.
+      part of `request.bases`, as a value that may be on disk, or was dropped because the user made `newest` on top of a
+      different value from disk.
     * The library shows `newest.desired`, so the next edit is made on top of it.
     * `later` is set only in `writing`. `outcome` is set in `refused` and `conflict`, and stays set during a retry, so
       that a retried entry is still reported as refused or in conflict.
@@ -163,7 +164,7 @@ class Saver:
         """Edits to be moved into `_entries`; they are newer than all entries."""
         self._entries: dict[Key, _UnsavedValue] = {}
         self._untried: dict[SaveNotice, set[Key]] = {}
-        """Keys of earlier sessions' edits that are still to be tried, by the notice to send once all were tried."""
+        """Keys of earlier sessions' edits that the writer has yet to save or refuse, by the notice to send then."""
         self._saved = self._taken = 0
         self._states = self._emitted = 0
         """Number of states computed so far, and the number of the newest one that was emitted."""
@@ -384,7 +385,7 @@ class Saver:
             error = DatasetError(
                 "save.fault",
                 f"Could not save your changes: unexpected error ({fault}).",
-                "They are kept and saving is retried. See the log for details.",
+                "They are kept, and Impasto will keep trying to save them. See the log for details.",
             )
             return [Outcome(request, "refused", error=error) for request in batch]
 
@@ -460,7 +461,7 @@ class Saver:
         return [*self._recovery_notices(outcomes), *self._new_notices(outcomes)]
 
     def _recovery_notices(self, outcomes: Sequence[Outcome]) -> Iterator[SaveNotice]:
-        """Yield a notice for each dataset whose edits from earlier sessions have all been tried."""
+        """Yield a notice for each dataset once the writer has tried to save all of its edits from earlier sessions."""
         for notice, keys in list(self._untried.items()):
             kinds = [outcome.kind for outcome in outcomes if outcome.request.key in keys]
             rest = keys.difference(outcome.request.key for outcome in outcomes)

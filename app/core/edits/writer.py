@@ -227,8 +227,8 @@ class Writer:
     def write(self, requests: Sequence[SaveRequest]) -> Iterator[Outcome]:
         """Write requests, at most one per value, and yield the outcome of each as soon as it is known.
 
-        Fewer than ten requests are each safe from a power failure once their outcome is yielded. More are safe only
-        when the iteration has ended, so the journal must not record them as saved before that.
+        With fewer than ten requests, each file is flushed to disk before its outcome is yielded. With more, files may
+        be flushed only when the iteration ends, so the journal must not record any request as saved before that.
         """
         durable = len(requests) < 10 or not SYNCS_FILE_SYSTEM
         for root, group in groupby(sorted(requests, key=lambda request: request.key), lambda request: request.key.root):
@@ -283,7 +283,7 @@ class Writer:
     def _data(self, request: SaveRequest, found: Caption, around: Neighbors) -> bytes | None:
         """Return the new contents of the file, or None to remove it.
 
-        It is removed if there should be no caption or metadata.jsonl contains the same one. A file that we did not
+        It is removed if there should be no caption or metadata.jsonl contains the same caption. A file that we did not
         create may belong to another program, so it is emptied instead, which has the same effect in training.
         """
         text = normalized(_text(request.desired))

@@ -85,7 +85,7 @@ class HealthFinding:
     sentence: str
     remedy: str
     ids: Set[int]
-    """Ids of the affected images. This set follows the library; do not modify it."""
+    """Ids of the affected images. The set is updated with the library; do not modify it."""
     fix_title: str = ""
     fix: Callable[[], Edit] | None = None
     """Function that returns the edit that fixes the finding. It may take a second, so call it on a worker."""

@@ -63,8 +63,8 @@ class InspectionBatch(NamedTuple):
 class Inspector:
     """Background inspector that uses worker processes; results for unchanged files are cached on disk.
 
-    Use it only on the library's thread, on which it calls `have` with each batch of results, and `stuck` after setting
-    `fault`. `close` stops it immediately, even in the middle of an image.
+    Use it only on the library's thread. On that thread, it calls `have` with each batch of results, and `stuck` when it
+    has set `fault`. `close` stops it immediately, even in the middle of an image.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ MIN_CROP_SIDE = 64
 
 @dataclass
 class Judge:
-    """Computes the index keys of images for a recipe; `tokens` returns None for texts not counted yet."""
+    """Computes the index keys of images for a recipe; `tokens` returns None if a text's tokens are not counted yet."""
 
     recipe: RecipeConfig
     tokens: CountTokens

@@ -110,7 +110,7 @@ class Undo:
         self._is_joinable = False
 
     def undo(self) -> DraftStep | None:
-        """Move the last step to the undone ones and return it, to apply its `before`; return None if there is none."""
+        """Mark the last step as undone and return it; the caller applies its `before`. Return None if there is none."""
         self._is_joinable = False
         if not self._done:
             return None
@@ -118,7 +118,7 @@ class Undo:
         return self._undone[-1]
 
     def redo(self) -> DraftStep | None:
-        """Take back the last `undo` and return its step, to apply its `after`; return None if there is none."""
+        """Reverse the last `undo` and return its step; the caller applies its `after`. Return None if there is none."""
         self._is_joinable = False
         if not self._undone:
             return None
@@ -201,7 +201,7 @@ class Draft:
 
     @property
     def doubts(self) -> Mapping[str, str]:
-        """Return the keys with valid but unusual values, each with the reason why they are unusual."""
+        """Return the keys with valid but unusual values, each with the reason why its value is unusual."""
         return self._verdict.doubts
 
     @property

@@ -147,7 +147,7 @@ class _KnownFile:
     text: str | None = None
     """Its exact text; None before the first write."""
     base: str | None = None
-    """Text that each write edits: the file as it was before the app changed it, so that undoing restores it exactly."""
+    """Text that each write starts from: the file before the app changed it, so that undoing restores it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class JobFile:
 
     @property
     def error(self) -> JobError | None:
-        """Return the error for which the last write failed; None if there is none."""
+        """Return the error of the last write; None if it did not fail."""
         return self._error
 
     def parse(self, text: str) -> Values:
@@ -242,7 +242,7 @@ class JobFile:
             self._begin()
 
     def flush(self) -> None:
-        """Write pending values now, blocking; raises JobError if that fails. Only for when the app closes."""
+        """Write pending values now, blocking; raises JobError if that fails. Call it only when the app closes."""
         if self._writing is not None:
             _, future = self._writing
             if not future.cancelled() and future.exception() is None:  # waits
@@ -334,7 +334,7 @@ def _editable(data: bytes) -> str | None:
 
 
 def _is_kept(previous: bytes, known: _KnownFile, *, has_comments: bool) -> bool:
-    """Return whether a file needs no backup: its values are known, and its comments stay or there are none."""
+    """Return whether a write loses nothing of a file: its values are known, and it keeps or has no comments."""
     if known.plain is None or previous == known.plain.encode():
         return known.plain is not None
     try:
@@ -355,6 +355,6 @@ def _unwritable(path: Path, error: OSError) -> JobError:
     return JobError(
         "job.unwritable",
         f"Could not save {path}: {reason}.",
-        f"{write_remedy(error)} Your changes stay open and are saved as soon as possible. "
+        f"{write_remedy(error)} Your changes stay open and will be saved as soon as possible. "
         "You can also duplicate the job.",
     )

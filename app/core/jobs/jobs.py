@@ -95,7 +95,7 @@ class Jobs:
         """Job that was opened last."""
         self._elsewhere: tuple[Path, ...] = ()
         self._agreed: tuple[Path, ...] = ()
-        """Jobs that the user agreed to train on the CPU despite the duration, latest first."""
+        """Jobs that the user agreed to train on the CPU despite the long training time, latest first."""
         self._read_numbers = count(1)
         self._newest_read = 0
         self._tasks = tasks
@@ -133,7 +133,7 @@ class Jobs:
             self._read(path, then, on_error)
 
     def agree_to_cpu(self, path: Path) -> None:
-        """Save that the user agreed to train a job on the CPU despite the duration."""
+        """Save that the user agreed to train a job on the CPU despite the long training time."""
         if path not in self._agreed:
             self._agreed = (path, *self._agreed)[:_MAX_AGREED]
             self._list.write(_encode_list(self.last, self._elsewhere, self._agreed))
@@ -402,7 +402,7 @@ def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: s
 
 
 def _rescue(folder: Path, name: str, values: Mapping[str, Any], source: Path, error: JobError) -> Path | None:
-    """Save values that could not be written to their own file as a new job; return its file, None if that fails too."""
+    """Save values that could not be written to their own file as a new job; return its file, or None on failure."""
     from app.core.jobs.job_file import with_absolute_paths
 
     try:

@@ -40,9 +40,9 @@ class Setting:
     key: str
     """Dotted key; ``*`` is an index in a list."""
     kind: str
-    """Name of the optimizer whose argument it is (each has its own defaults); "" if it is not an argument."""
+    """Optimizer that this setting is an argument of, since defaults differ by optimizer; "" for other settings."""
     values: str
-    """Allowed values, as a phrase after "must be"."""
+    """Description of the allowed values, worded to follow "must be"."""
     default: Any
     """Default value; None if absent or required."""
     doc: str
@@ -225,7 +225,7 @@ class SettingsVerdict:
     effectless: dict[str, str] = field(default_factory=dict)
     """Keys that have no effect with the current settings, whether set or not, each with the reason."""
     doubts: dict[str, str] = field(default_factory=dict)
-    """Keys with valid but unusual values, each with the reason why they are unusual."""
+    """Keys with valid but unusual values, each with the reason why its value is unusual."""
 
 
 def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
@@ -250,7 +250,7 @@ def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
 
 
 def _without_placeholder(values: Values, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Replace all faults in the folder list by "images are missing" if no folder has a path.
+    """Replace all faults in the folder list with "images are missing" if no folder has a path.
 
     A folder entry without a path stores a trigger word that was typed before images were added.
     """

@@ -33,8 +33,8 @@ class _TargetSource(NamedTuple):
 class TargetTracker:
     """Tracker of the judging target for the open folders. Use it only from the thread of `tasks`.
 
-    The target comes from the open job if it uses an open folder, else from the job changed last that does, else from
-    the preferences, which then apply to the next new job.
+    The target comes from the open job if it uses an open folder, else from the most recently changed job that does,
+    else from the preferences, which then apply to the next new job.
     """
 
     def __init__(self, jobs: Jobs, datasets: Datasets, settings: Settings, tasks: Tasks) -> None:

@@ -1,6 +1,6 @@
 """Read a LoRA file's header: base, trigger words, settings, tags and images. Call it on worker threads.
 
-Metadata is untrusted: texts and tables are cut to a readable length, and malformed values are skipped.
+Metadata is untrusted: texts and tables are truncated to a readable length, and malformed values are skipped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SIDE = 256
 
 
 def to_display_text(text: str) -> str:
-    """Return a text as one line, without control characters and cut to `LONGEST_TEXT`."""
+    """Return a string as a single line without control characters, truncated to `LONGEST_TEXT` characters."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST_TEXT])
     return line + ("…" if len(text) > LONGEST_TEXT else "")
 

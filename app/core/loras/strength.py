@@ -94,7 +94,7 @@ def rank_of(layer: Layer) -> int | None:
 
 
 def _as_original(side: str, level: int, part: str, index: int) -> str:
-    """Return the original UNet's name of the block at a position in the diffusers UNet.
+    """Return the name that a block of the diffusers UNet has in the original UNet.
 
     down_blocks.i.resnets.j is input_blocks.(3i+j+1), its downsampler 3i+3; up_blocks.i.resnets.j is 3i+j.
     """

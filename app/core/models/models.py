@@ -50,12 +50,12 @@ class ModelChoices:
         return self._file.notice
 
     def put_first(self, what: str, text: str) -> bool:
-        """Move or add a text to the front of the list `what`; return whether the list changed."""
+        """Put an entry first in the list `what`, moving it if it is already there; return whether the list changed."""
         others = tuple(one for one in getattr(self.choices, what) if one != text)
         return self._keep(replace(self.choices, **{what: (text, *others)[:_MOST]}))
 
     def remove(self, what: str, text: str) -> bool:
-        """Remove a text from the list `what`; return whether the list changed."""
+        """Remove an entry from the list `what`; return whether the list changed."""
         return self._keep(replace(self.choices, **{what: tuple(o for o in getattr(self.choices, what) if o != text)}))
 
     def settle(self) -> None:
