@@ -141,7 +141,7 @@ class FolderChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LibraryChange:
-    """A change to the library: ids of the images, and which fields or facts of the altered images changed."""
+    """A change to the library: ids of the affected images, and the fields or facts that changed in altered ones."""
 
     added: frozenset[int] = frozenset()
     removed: frozenset[int] = frozenset()

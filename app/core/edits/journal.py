@@ -293,7 +293,7 @@ def _checked(entry: Any) -> Any:
 
 
 def _present(field: str) -> str:
-    """Return the current name of a field that may have been written by version 0.1.0."""
+    """Return the current name of a field, given that name or its name in version 0.1.0."""
     return RENAMED_KEYS.get(f"folder.{field}", field)
 
 

@@ -164,7 +164,7 @@ class Saver:
         """Edits to be moved into `_entries`; they are newer than all entries."""
         self._entries: dict[Key, _UnsavedValue] = {}
         self._untried: dict[SaveNotice, set[Key]] = {}
-        """Keys of earlier sessions' edits that the writer has yet to save or refuse, by the notice to send then."""
+        """Keys of earlier sessions' edits that the writer has not processed yet, by the notice to send afterward."""
         self._saved = self._taken = 0
         self._states = self._emitted = 0
         """Number of states computed so far, and the number of the newest one that was emitted."""

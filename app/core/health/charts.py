@@ -1,4 +1,4 @@
-"""Bars and cells of the health charts, taken from the indexes in `Health` without looking at each image."""
+"""Bars and cells of the health charts, computed from the indexes in `Health` instead of from each image."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Origin:
 
 
 def stated(preset: Preset) -> Values:
-    """Return the settings that a preset's recipe states, as plain values; raises ValueError if it has no recipe."""
+    """Return the settings that a preset's recipe sets, as plain values; raises ValueError if it has no recipe."""
     if preset.recipe is None:
         raise ValueError(f"{preset.name} has no recipe")
     return preset.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)

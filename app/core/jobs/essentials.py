@@ -93,7 +93,7 @@ def find_recipe(name: str, presets: Iterable[PresetEntry], family: Family | None
 def choose_recipe(draft: Draft, preset: Preset) -> None:
     """Apply a preset's recipe: drop unchanged values of the previous preset, then set the values of the new one.
 
-    Resolution and token limit always stay, since they were chosen for the images.
+    Resolution and token limit are never changed, since they were chosen for the images.
     """
     previous = draft.origin.values.get("recipe", {})
 

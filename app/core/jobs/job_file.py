@@ -334,7 +334,7 @@ def _editable(data: bytes) -> str | None:
 
 
 def _is_kept(previous: bytes, known: _KnownFile, *, has_comments: bool) -> bool:
-    """Return whether a write loses nothing of a file: its values are known, and it keeps or has no comments."""
+    """Return whether overwriting a file loses nothing: its values are known, and any comments are kept."""
     if known.plain is None or previous == known.plain.encode():
         return known.plain is not None
     try:

@@ -200,7 +200,7 @@ class Base:
     """What is known about a job's base; by default, nothing."""
 
     stated: str = ""
-    """Family and base as stated in the job; a different text means a different base."""
+    """Family and base as stated in the job, in one string; a different string means a different base."""
     path_on_disk: str = ""
     """Value of `base.model` if the disk was checked and it is a path; "" otherwise."""
     family: Family | None = None

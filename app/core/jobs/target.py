@@ -78,7 +78,7 @@ class TargetTracker:
             self._settings.set_checks(**{name: value})
 
     def for_new_job(self) -> dict[str, int | str]:
-        """Return the settings, by key, that a new job for the open folders should state: those that are not defaults.
+        """Return the settings, by key, that a new job for the open folders should set: those that are not defaults.
 
         A resolution that is the native one of the previous job's base is left out, since the new base may differ.
         """
