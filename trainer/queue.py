@@ -70,7 +70,7 @@ def _job_text(entry: Entry) -> str:
 class Worker:
     """Worker that runs the entries of a queue; engines outlive it, and the next worker takes them over.
 
-    `say` is called with a line of text for everything that happens.
+    `say` is called with one line of text for each event, such as the start or end of an entry.
     """
 
     def __init__(self, queue: Queue, say: Callable[[str], None], lanes: Sequence[str] | None = None) -> None:

@@ -205,7 +205,7 @@ def _trimmed(name: str) -> str:
 
 
 class Links:
-    """Guard against symbolic links that lead out of the folders that the user listed, for example to private files.
+    """Guard against symbolic links that lead out of the folders that the user listed, which could expose private files.
 
     Folders are resolved to their real location. Hard links look like regular files and are read as such.
     """
@@ -216,7 +216,7 @@ class Links:
         self._folders = tuple(_real(str(folder)) for folder in folders)
 
     def allow_file(self, path: Path) -> bool:
-        """Return whether a file may be read: it is not a link, or leads into an allowed folder. Costs one lstat."""
+        """Return whether a file may be read: it is not a link, or it leads into an allowed folder. Costs one lstat."""
         return not path.is_symlink() or self.allow(path)
 
     def allow(self, path: Path) -> bool:

@@ -12,10 +12,10 @@ from trainer.protocol.reading import read_record
 from trainer.protocol.records import build, json_keys, to_record
 
 SEARCHED_FIT_KEYS = ("quantize", "stream", "gradient_checkpointing", "micro_batch", "vae_tiling", "preview_offload")
-"""Keys of a fit that the planner searches if the job does not set them."""
+"""Fit keys whose values the planner chooses if the job does not set them."""
 ROUNDING: Mapping[str, str] = {"int8": "0.8%", "int8_products": "0.8%", "nf4": "9%"}
-"""Mean relative error of a weight by quantization, measured on normally distributed weights with bitsandbytes 0.50;
-the rounding error of bf16 itself is 0.17%."""
+"""Mean relative rounding error of a weight for each quantization, measured on normally distributed weights with
+bitsandbytes 0.50; the rounding error of bf16 itself is 0.17%."""
 # Number of measured steps that weigh as much as the forecast.
 FORECAST_WEIGHT = 5
 # A phase that reserves at least this share of the run's peak may have caused it.
@@ -46,7 +46,7 @@ ReleasePoint = Literal["cache_pictures", "cache_texts", "load", "quantise", "dra
 """Part of a run after which cached memory is returned to the driver; the part's memory trace has the same name."""
 
 RELEASE_POINTS: frozenset[str] = frozenset(get_args(ReleasePoint))
-"""All release points. Otherwise, a run returns cached memory only when memory runs out or a CUDA graph is captured."""
+"""All release points. Elsewhere, a run returns cached memory only if memory runs out or a CUDA graph is captured."""
 
 AT_START: tuple[DuringRun, ...] = ("validate", "checkpoint", "preview")
 """Phases between loading and the first step, in this order."""
@@ -133,7 +133,7 @@ class Forecast:
     error: float = 0.0
     """Relative error that an estimate may have; 0 for an exact forecast."""
     time_factor: float = 1.0
-    """Factor learned from finished runs; all seconds here have already been multiplied by it."""
+    """Time calibration factor learned from finished runs; all seconds here have already been multiplied by it."""
     flops: float = 0.0
     """FLOPs of all training steps, recomputed activations included; 0 if unknown."""
     flops_limit: float = 0.0
@@ -228,7 +228,7 @@ class Operation(Protocol):
 
     @property
     def kind(self) -> str:
-        """Return "gemm", "conv", "attention", "other", which is memory-bound, or "copy" for copies to the GPU."""
+        """Return "gemm", "conv", "attention", "copy" (to the GPU) or "other" (all others, memory-bound)."""
 
     @property
     def dtype(self) -> str:
@@ -283,5 +283,5 @@ class DeviceSpeed:
 
 
 def load_phase(quantize: str | None) -> LoadPhase:
-    """Return the name of the phase that loads the base; quantizing it takes more memory than loading."""
+    """Return the phase that loads the base: "quantise" if it also quantizes the base, else "load"."""
     return "load" if quantize in (None, "none") else "quantise"

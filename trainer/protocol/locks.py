@@ -68,7 +68,7 @@ else:
 
 
 class LockBusyError(Exception):
-    """The lock has another holder."""
+    """Error for a lock that is already held."""
 
 
 @contextlib.contextmanager
@@ -94,7 +94,8 @@ def hold_lock(path: Path, patience: float) -> Iterator[None]:
 def is_held(path: Path) -> bool:
     """Return whether any process, this one included, holds the lock on `path`; False if the file is missing.
 
-    Any number of processes may check at once. A check takes the lock for a moment, so `hold_lock` needs some patience.
+    Any number of processes may check at once. A check takes the lock for a moment, so `hold_lock` with a `patience` of
+    0 may fail because of it.
     """
     if not long_path(path).is_file():  # a folder or pipe holds no lock, and opening a pipe would block
         return False

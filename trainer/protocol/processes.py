@@ -62,7 +62,7 @@ def stop_tracking(process: subprocess.Popen[bytes]) -> None:
 def redirect_output(log: Path, before: Path) -> None:
     """Redirect the output of this process to the end of `log` and move its earlier output there.
 
-    `before` is the file to which output went until now; if output went elsewhere, nothing happens. The file
+    `before` is the file that has received the output so far; does nothing if the output goes elsewhere. The file
     descriptors are redirected, so the log also gets the output of native libraries and crashes. Raises OSError if the
     earlier output does not fit on the disk; it then stays in `before`.
     """
@@ -111,7 +111,7 @@ Request = Mapping[str, Any]
 
 
 class SupersededError(Exception):
-    """A newer request arrived."""
+    """Error that ends the current request because a newer one has arrived."""
 
 
 class ActiveRequest:

@@ -453,7 +453,7 @@ def outcome(queue: Queue, entry: Entry, code: int | None = None) -> tuple[State,
 
 
 def _recorded_outcome(run: RunDirectory, before: int) -> tuple[State, str] | None:
-    """Return the state and problem that the run recorded; None if no attempt after number `before` did."""
+    """Return the state and problem that the run recorded; None if it recorded none after attempt number `before`."""
     try:
         state, status = run.state(), run.read_status()
     except RunError as error:

@@ -52,7 +52,7 @@ class RowStore:
     def __init__(self, file: Path, limit: int) -> None:
         """Create a store that opens its file on first use.
 
-        Above ``limit`` bytes it deletes the values that have not been used for the longest time.
+        If the file grows above ``limit`` bytes, the least recently used values are deleted.
         """
         self._file, self._limit = file, limit
         self._lock = threading.Lock()

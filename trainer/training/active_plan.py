@@ -159,8 +159,8 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
 def implied_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     """Yield the fallback steps for fit settings that no plan chose.
 
-    Exact steps that cost little time come first, then halved micro-batches, then streaming, which is exact but slow,
-    then a quantized base, then the steps that only encoding uses.
+    Steps that do not change the result and cost little time come first, then halved micro-batches, then streaming,
+    which does not change the result but is slow, then a quantized base, then the steps that only affect encoding.
     Keys that the user has ``written`` are never changed (docs/decisions/0008).
     """
     if written.vae_tiling is None:

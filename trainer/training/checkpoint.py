@@ -148,7 +148,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def prune(parent: Path, keep: int, protect: set[int]) -> None:
-    """Delete all checkpoints except the newest ``keep`` and the steps in ``protect``, and old staging folders."""
+    """Delete old staging folders, and all checkpoints except the newest ``keep`` and those at steps in ``protect``."""
     steps = steps_on_disk(parent)
     for step in steps[:-keep]:
         if step not in protect:

@@ -301,8 +301,8 @@ def _relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) ->
 def retry_once_on_oom(work: Callable[[], T], device: torch.device) -> T:
     """Call ``work``; if memory runs out, release the allocator's cache and call it again.
 
-    A second out-of-memory error is raised and does not just exclude the candidate, because the choice is frozen for
-    the whole run and must not depend on what another program has briefly allocated.
+    A second out-of-memory error is raised: the choice is frozen for the whole run, so a candidate must not be excluded
+    just because another program has briefly allocated memory.
     """
     try:
         return work()

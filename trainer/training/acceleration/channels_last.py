@@ -172,7 +172,8 @@ def autotune_layout(
 ) -> LayoutChoice | None:
     """Decide by timing whether a frozen, planned job uses channels-last; return None if there is nothing to decide.
 
-    A deterministic run uses it untimed, because timings vary. Raises RuntimeError if memory runs out twice in a row.
+    Nothing is decided for a deterministic run, because timings vary; it uses channels-last if the job sets it. Raises
+    RuntimeError if memory runs out twice in a row.
     """
     if not job.fit.channels_last:
         return None

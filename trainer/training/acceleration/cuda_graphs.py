@@ -124,10 +124,11 @@ class _Graph:
 
 
 class GraphedSteps:
-    """Runs micro-batches through CUDA graphs: the first of a shape eagerly, the second captured, later ones replayed.
+    """Runs micro-batches through CUDA graphs.
 
-    A graph is used only if its first replay gives the same gradients as an eager pass over the same micro-batch. If a
-    capture fails or its results differ, that is reported once, and the micro-batches affected run eagerly.
+    The first micro-batch of each shape runs eagerly, the second is captured, and later ones are replayed. A graph is
+    used only if its first replay gives the same gradients as an eager pass over the same micro-batch. If a capture
+    fails or its results differ, that is reported once, and the micro-batches affected run eagerly.
     """
 
     def __init__(self, recorders: Callable[[], CudaRecorder], tell: OnNotice) -> None:

@@ -43,7 +43,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 SECONDS = 2.0
 """Time budget in seconds for all sizes, formats and directions, warm-up calls not included."""
 MIN_GAIN = 0.05
-"""Minimum gain as a fraction of the time without int8 GEMMs; smaller gains are not worth the less exact results."""
+"""Minimum gain as a fraction of the time without int8 GEMMs; smaller gains are not worth the loss of precision."""
 ROWS_TOLERANCE = 0.75
 """Minimum rows for int8 as a fraction of the timed rows.
 

@@ -176,7 +176,7 @@ def _widths(weight: float, values: float, plane: float) -> list[float]:
 
 
 def _most_likely(widths: list[float], otherwise: float) -> float:
-    """Return the width nearest to a multiple of 8, because models use those; without widths, max(1, ``otherwise``)."""
+    """Return the width nearest to a multiple of 8, as models use; max(1, ``otherwise``) if ``widths`` is empty."""
     return min(widths, key=lambda width: abs(width / 8 - round(width / 8)) / width, default=max(1.0, otherwise))
 
 

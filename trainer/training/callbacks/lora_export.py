@@ -89,14 +89,14 @@ class Exporter:
             files.write_bytes(lora.with_suffix(".png"), read_bytes(image, "image"))
 
     def finished_step(self) -> int | None:
-        """Return the step of the finished LoRA from before the run was extended, or None if there is none."""
+        """Return the step of the finished LoRA exported before the run was extended, or None if there is none."""
         with suppress(LoraFileError):
             step = read_header(self.final_path(), "lora").metadata.get("ss_steps", "")
             return int(step) if step.isdecimal() else None
         return None
 
     def prune(self, keep: int | None, protect: Collection[int | None]) -> None:
-        """Delete all intermediate LoRAs except the newest ``keep`` and the steps in ``protect``; None keeps all."""
+        """Delete intermediate LoRAs except the newest ``keep`` and those at steps in ``protect``; None keeps all."""
         if keep is None:
             return
         stem = glob.escape(self.stem)

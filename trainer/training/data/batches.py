@@ -143,7 +143,7 @@ class Collator:
         self.live_text = live_text
 
     def stream(self, sample: Sample, purpose: Purpose) -> np.random.Generator:
-        """Return the random number generator for one purpose, such as noise, in one use of an image."""
+        """Return the random number generator for one use of an image and one purpose, such as noise."""
         return generator(
             self.job.recipe.seed, purpose, epoch=sample.epoch, sample=sample.image.id, repeat=sample.repeat
         )

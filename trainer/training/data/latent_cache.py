@@ -246,7 +246,7 @@ class Cache:
         self.texts.drop_written({self.text_key(text) for text in texts})
 
     def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.CachingSpeed | None:
-        """Encode missing and damaged texts, several at once unless the run has to be deterministic.
+        """Encode texts whose embeddings are missing or damaged, several at once unless the run is deterministic.
 
         While texts are encoded, the previous ones are written in the background. Otherwise works like `ensure_latents`.
         """

@@ -84,7 +84,10 @@ def free_weights(model: nn.Module) -> None:
 
 
 def is_emptied(model: nn.Module, streamed: Collection[nn.Parameter] = ()) -> bool:
-    """Return whether weights other than ``streamed`` ones have no memory: freed, or not brought back by `offloaded`."""
+    """Return whether any weight that is not in ``streamed`` has no memory.
+
+    This happens if it was freed, or if `offloaded` could not restore it.
+    """
     known = set(map(id, streamed))
     return any(
         weight.numel() and not weight.untyped_storage().nbytes() and id(weight) not in known

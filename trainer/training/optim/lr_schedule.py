@@ -15,8 +15,8 @@ Multiplier = Callable[[int], float]
 def multiplier(schedule: ScheduleConfig, steps: int) -> Multiplier:
     """Return the schedule of a run of ``steps`` optimizer steps.
 
-    Warm-up rises linearly from 0 in the first step, as in diffusers' schedules. After it, the multiplier depends on the
-    progress p, which goes from 0 after warm-up to 1 after the last step and stays 1 after that:
+    During warm-up, the multiplier rises linearly from 0 in the first step, as in diffusers' schedules. Then it depends
+    on the progress p, which goes from 0 after warm-up to 1 after the last step and stays 1 from then on:
     constant 1; linear 1 - p; cosine (1 + cos(pi p)) / 2; restarts cosine of (cycles * p) modulo 1;
     polynomial (1 - p)^power; rex (1 - p) / (1 - p / 2) (Chen et al. 2022, "REX: Revisiting Budgeted Training with an
     Improved Schedule", equation for the sampling rate 1). All but constant and rex fall to ``end`` instead of 0.

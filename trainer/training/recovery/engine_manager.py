@@ -59,7 +59,7 @@ class EngineManager:
         self.evaluators = evaluators
         self.folder = folder
         self.graphs = make_graphs(job.fit, parts.device, notify)
-        """CUDA graphs shared by all engines of the attempt; None if not used, and after memory ran out."""
+        """CUDA graphs shared by all engines of the attempt; None if they are not used or memory has run out."""
         self.compiled = make_compiled(job, parts.device, notify)
         self.engine: Engine | None = None
         self.partially_updated = False
@@ -154,7 +154,8 @@ class EngineManager:
         """Bring the complete engine to the progress that `mark_goal` recorded, under the plan in force at that step.
 
         ``prepare`` caches what an optimizer step (counted from 0) needs, unless it is cached already. Returns
-        immediately if nothing is wrong. Like any step, it may run out of memory; in that case call it again.
+        at once if the engine is already in that state. Like any step, it may run out of memory; in that case call it
+        again.
         """
         engine = self._loaded_engine()
         # Encode before the models are loaded: memory may not suffice for the VAE or text encoders as well.

@@ -233,7 +233,7 @@ class Recovery:
         )
 
     def _continuation(self) -> str:
-        """Return what `resume` will do."""
+        """Return a sentence that says what `resume` will do."""
         saved = newest_step(self.manager.folder)
         return "`resume` starts the run again." if saved is None else f"`resume` continues from step {saved}."
 
@@ -271,7 +271,7 @@ class RecoverableCallback:
 
 
 def remedy(phase: ForecastPhase, fit: FitConfig) -> str:
-    """Return the advice besides closing other programs: changes with which the phase needs less than with ``fit``."""
+    """Return what to try besides closing other programs: changes that lower the phase's memory use under ``fit``."""
     fewer_bits = {"int8": ' with fit.quantize = "nf4"', "nf4": ""}.get(
         fit.quantize or "", " with fit.allow_quantized = true"
     )

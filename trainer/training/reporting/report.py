@@ -20,7 +20,7 @@ def make_report(
 ) -> RunReport:
     """Return the report of a run of ``steps`` optimizer steps, from the events of all its attempts.
 
-    A killed attempt counts with the memory and seconds that it had reported until then.
+    For a killed attempt, only the memory and seconds that it reported before it was killed are counted.
     """
     done = [event for event in written if isinstance(event, events.StepEvent)]
     training = sum(event.seconds for event in done)

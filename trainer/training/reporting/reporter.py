@@ -115,7 +115,7 @@ Order = Literal["pause", "stop"]
 class Interrupted(BaseException):
     """Raised inside unfinished work when a command or signal ends the run.
 
-    Like KeyboardInterrupt, not an Exception, so that code that handles library errors does not catch it.
+    Like KeyboardInterrupt, it is not an Exception, so code that handles library errors does not catch it.
     """
 
     def __init__(self, order: Order) -> None:

@@ -48,10 +48,10 @@ def resume(
 ) -> int:
     """Continue a run from its newest undamaged checkpoint and return the exit code.
 
-    ``steps`` sets a new total number of steps, and ``schedule`` what the learning rate then does: "stretch" spreads its
-    curve over the new length, "hold" keeps its last value, "restart" repeats the curve over the added steps. ``made``
-    is called with the run's folder as soon as this process holds its lock. Raises RunError if the job, the base or the
-    listing has changed since the run started.
+    ``steps`` sets a new total number of steps. ``schedule`` determines the learning rate in that case: "stretch"
+    spreads its curve over the new length, "hold" keeps its last value, "restart" repeats the curve over the added
+    steps. ``made`` is called with the run's folder as soon as this process holds its lock. Raises RunError if the job,
+    the base or the listing has changed since the run started.
     """
     _secure_attempts(run)
     attempts = run.attempts()

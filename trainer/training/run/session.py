@@ -201,7 +201,7 @@ class Attempt:
         return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
 
     def _interrupt(self, order: Order) -> Ended:
-        """Save a checkpoint, and for a stop the LoRA; return the outcome and the path of the LoRA written, if any."""
+        """Save a checkpoint and, on a stop, the LoRA; return the outcome and the path of the LoRA written, if any."""
         checkpoints, saving = self.checkpoints, self.saving
         if checkpoints is None or saving is None:  # no engine yet: the last checkpoint is still current
             self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training, at step {self.step}")

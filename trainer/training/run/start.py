@@ -161,7 +161,7 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
         raise DatasetError(
             "dataset.empty",
             "Could not start training: the dataset has no usable training images.",
-            "Run `python -m trainer check` on the folder to list the problem of each image.",
+            "Run `python -m trainer check` on the folder to see what is wrong with each image.",
         )
     showings = samples_per_epoch(dataset.images)
     reporter.notice("length", f"Length: {resolve_length(job.recipe, showings)}.")
