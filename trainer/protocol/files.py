@@ -180,7 +180,7 @@ def safe_name(text: str, otherwise: str = "unnamed") -> str:
 def valid_job_name(text: str, otherwise: str = "job") -> str:
     """Return `text` (a title, or a folder or file name) as a valid job name; `otherwise` if no characters are left.
 
-    The result is short enough to append a number, in both a job and a folder name.
+    The result is short enough that a number can be appended in a job's name and in a folder's name.
     """
     name = " ".join(_INVISIBLE.sub("", unicodedata.normalize("NFC", text)).split())
     name = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "", name)[: LONGEST_NAME - _NUMBER_BYTES]

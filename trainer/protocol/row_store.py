@@ -1,4 +1,4 @@
-"""Cache of reproducible values in one SQLite file: bounded, checksummed, and deleted when damaged."""
+"""Cache of reproducible values in one SQLite file, with a size limit and checksums; a damaged file is replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ create index if not exists oldest on entries (used);
 pragma user_version = {_VERSION};
 """
 _WRITES = 32
-"""Entries per transaction; a crash loses at most that many, and they can be rebuilt."""
+"""Entries per transaction; a crash loses at most that many entries, which can be rebuilt."""
 _DAY = 86_400
 _PAGES = ("page_count", "freelist_count", "page_size")
 # Errors that may be temporary: a busy or full disk, missing permissions. Any other means that the file is damaged.

@@ -55,7 +55,7 @@ class Kernels:
         return cls(compiled=device.type == "cuda" and not compiler_error(device))
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:
-        """Return SiLU(GroupNorm(x)) in the shape of x (B, C, h, w), and the mean and 1 / deviation of each group."""
+        """Return SiLU(GroupNorm(x)) in the shape of x (B, C, h, w), and the mean and 1 / std of each group."""
         result: Normed = self._run(self._forward, _forward, x, weight, bias, groups, eps)
         return result
 
@@ -84,7 +84,7 @@ class ChannelsLastNormAndSilu(NormAndSilu):
     kernels: Kernels
 
     def norm_silu(self, x: Tensor) -> Normed:
-        """Return SiLU(GroupNorm(x)), mean and 1 / deviation for x (B, C, h, w) in either memory format."""
+        """Return SiLU(GroupNorm(x)), mean and 1 / std for x (B, C, h, w) in either memory format."""
         if not is_channels_last(x):
             return super().norm_silu(x)
         return self.kernels.forward(x, self.weight, self.bias, self.num_groups, self.eps)

@@ -38,9 +38,9 @@ MAX_ERROR_LENGTH = 200
 
 
 def make_compiled(job: Job, device: torch.device, tell: OnNotice) -> CompiledBlocks | None:
-    """Return the compiled blocks, or None if the job does not allow them or no compiler works.
+    """Return the compiled blocks, or None if the job does not use them or no compiler works.
 
-    If no compiler works, the reason is reported to the user.
+    They cannot be combined with CUDA graphs or dropout. If no compiler works, the reason is reported to the user.
     """
     if not job.fit.compile or job.fit.cuda_graphs or job.recipe.has_dropouts:
         return None

@@ -175,7 +175,7 @@ class GraphedSteps:
 
     @property
     def in_use(self) -> bool:
-        """Return whether there are graphs or more may be captured."""
+        """Return whether any graph exists or may still be captured."""
         return self._enabled or bool(self._graphs)
 
     def _should_capture(self, engine: Engine, shape: Shape) -> bool:
