@@ -157,7 +157,7 @@ def _add_coarser_noise(
     """Return ``noise`` plus multires (pyramid) noise as in sd-scripts (Whitaker 2023): level i is r^i times coarser.
 
     Level i has the weight discount^i. r is drawn from 2 to 4 for each level, level 0 is a second noise of full size,
-    and no level follows one with a side of one pixel. The sum is divided by its standard deviation, which is computed
+    and the first level with a side of one pixel is the last. The sum is divided by its standard deviation, computed
     over the image (in sd-scripts, over the whole batch).
     """
     channels, height, width = noise.shape

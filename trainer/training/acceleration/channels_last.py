@@ -112,7 +112,7 @@ def convert_to_channels_last(unet: nn.Module, kernels: Kernels) -> None:
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:
-    """Return SiLU(GroupNorm(x)), mean and 1 / deviation; computed in fp32 or wider, so the output is rounded once."""
+    """Return SiLU(GroupNorm(x)), mean and 1 / std; computed in fp32 or wider, so the output is rounded once."""
     parts = _to_groups(x, groups)
     variance, mean = torch.var_mean(parts, (1, 3), correction=0, keepdim=True)
     rstd = (variance + eps).rsqrt()
