@@ -49,7 +49,7 @@ _EDITS_PATIENCE = 10.0
 
 
 class Navigator:
-    """Requests to show something on another page; the value of each event is the thing to show."""
+    """Requests to show something on another page; each event carries what to show."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -225,7 +225,7 @@ class Session:
         self.recent.check()
 
     def close(self) -> None:
-        """Stop all background work, in an order in which no part stops before another that still needs it."""
+        """Stop all background work; each part stops only after all parts that need it."""
         for folder in self.datasets.folders:
             if folder not in self.datasets.lost:
                 self.recent.opened(folder)  # also folders whose images are not all listed yet

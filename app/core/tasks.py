@@ -177,8 +177,8 @@ class Tasks:
     ) -> Future[_Result]:
         """Run `work` on a worker; then call `done` with its result or `failed` with its error on the owner's thread.
 
-        `close` drops waiting work and all later requests, but waits for running work that is `kept`. Pass False for
-        work that can simply be repeated, such as reading from disk.
+        `close` drops waiting work and all later requests, but waits for running work that is `kept`. Pass
+        `kept=False` for work that can simply be repeated, such as reading from disk.
         """
 
         def deliver(future: Future[_Result]) -> None:

@@ -1,1 +1,1 @@
-"""Translations of the app. English also has a file, which holds singular and plural forms."""
+"""Translations of the app. English has a file too, for singular and plural forms."""

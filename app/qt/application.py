@@ -45,7 +45,7 @@ class Instance(QObject):
     """
 
     opened = Signal(list)
-    """Paths passed to a later launch; an empty list only brings the window to the front."""
+    """Emitted with the paths passed to a later launch; an empty list only brings the window to the front."""
 
     def __init__(self, home: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)

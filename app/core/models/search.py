@@ -27,7 +27,7 @@ from trainer.protocol.records import build, to_record
 from trainer.protocol.row_store import checksum
 
 _DEEPEST = 4
-"""Depth of the search below a home folder or drive; enough for D:/AI/Packages/ComfyUI_windows_portable/ComfyUI."""
+"""Maximum depth below a home folder or drive; enough for D:/AI/Packages/ComfyUI_windows_portable/ComfyUI."""
 _MOST_FOLDERS = 30_000
 _SECONDS = 20.0
 # No tool is installed in these folders, yet they contain most of the folders of a PC.
@@ -39,7 +39,7 @@ _PASSED_OVER = {
 
 
 def bases_of_hub(cache: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the bases in a Hub cache, diffusers folders and .safetensors files, each as (path, Hub id)."""
+    """Yield the diffusers folders and .safetensors files in a Hub cache, each as (path, Hub id)."""
     for repository in _glob(cache, "models--*--*"):
         snapshot = _snapshot(repository)
         if snapshot is None:
@@ -212,7 +212,7 @@ Share = Callable[[tuple[Installation, ...], tuple[FoundBase, ...]], None]
 
 
 class Search:
-    """A single search: first downloads, then the user's folders, the tools found last time, and new tools.
+    """A single search of Impasto's bases, Hub caches, the user's folders, known tools, and new tools, in this order.
 
     After each folder, `share` is called on the worker with everything found so far.
     """

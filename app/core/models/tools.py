@@ -107,7 +107,7 @@ def _swarm(folder: Path, names: frozenset[str]) -> Installation | None:
 
 
 def _invoke(folder: Path, names: frozenset[str]) -> Installation | None:
-    """Recognize InvokeAI: versions 3 to 5 sort models by family and kind, version 6 uses one folder.
+    """Recognize InvokeAI: versions 3 to 5 sort models by family and kind; version 6 uses one folder.
 
     Only version 3 imports new LoRAs automatically.
     """
@@ -296,7 +296,7 @@ def _settings_folder(home: Path, environment: Mapping[str, str]) -> Path:
 
 
 def _hubs(home: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the Hub cache folder by huggingface_hub's rules, without importing that package."""
+    """Yield the Hub cache folder that huggingface_hub would use, without importing that package."""
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     root = Path(environment.get("HF_HOME") or cache / "huggingface")
     yield Path(environment.get("HF_HUB_CACHE") or root / "hub").expanduser()

@@ -200,7 +200,7 @@ def _broken_rule(text: str) -> str:
 def _describe_link(link: str) -> BaseDescription:
     """Describe the problem if a link leads to a web page or to an unsupported file.
 
-    All other problems of a link are only found and reported by the download.
+    All other problems with a link are found and reported only when it is downloaded.
     """
     parts = urlsplit(link)
     if parts.hostname in ("huggingface.co", "hf.co") and "/blob/" in parts.path:

@@ -27,7 +27,7 @@ _CHOICES_TO_MAKE: Mapping[str, tuple[str, str]] = {
     "dataset": ("dataset.folders", _ADD_IMAGES),
     "dataset.folders": ("dataset.folders", _ADD_IMAGES),
 }
-"""Setting to choose and request to show instead of an error, by the key that is missing from a new job."""
+"""By key that a new job can lack: the setting that the user must choose, and the prompt to show instead of an error."""
 _NOT_DOWNLOADED = QT_TRANSLATE_NOOP(
     "Preflight",
     "The base's family is unknown until the base is downloaded. "
@@ -45,7 +45,7 @@ _IN_THE_APP: Mapping[str, tuple[str, str]] = {
     "job.toml": ("", _FIX_FIRST),
     "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or create a new one.")),
 }
-"""Setting at fault and the app's remedy, by error code; the engine's own remedy mentions commands and keys."""
+"""Setting at fault and remedy, by error code; the engine's remedies mention commands and keys, unlike the app's."""
 _UNUSUAL = QT_TRANSLATE_NOOP("Preflight", "Unusual value; please check.")
 
 
@@ -61,7 +61,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGpu:
-    """The GPU that the plan is for; memory in bytes."""
+    """The GPU that the plan is for; its memory is in bytes."""
 
     name: str
     total: int
@@ -89,9 +89,9 @@ class AnsweredPlan:
         return self.forecast.decisive
 
     def reserved(self, reserved: int) -> int:
-        """Return `reserved`, limited to the budget if the run fits.
+        """Return the bytes that the run reserves: `reserved`, but at most the budget if the run fits in memory.
 
-        Such a run frees cached blocks to stay within the budget.
+        A run that fits frees cached blocks to stay within the budget.
         """
         return min(reserved, self.forecast.budget) if self.forecast.fits else reserved
 
@@ -114,7 +114,7 @@ class PlanAnswer:
     """The best plan that fits; None if nothing fits."""
     faster: AnsweredPlan | None
     missing: int
-    """Bytes by which `faster` exceeds the free memory; if nothing fits, those by which `smaller` exceeds it."""
+    """Bytes by which `faster` (or, if nothing fits, `smaller`) exceeds the free memory."""
     memory_advice: MemoryAdvice | None
     """How to free the missing bytes; None if nothing is missing."""
     smaller: AnsweredPlan | None
@@ -182,7 +182,7 @@ class PreflightCheck:
     """One problem or remark, with what to do about it."""
 
     severity: Literal["error", "warning", "info"]
-    """An error means that the run would not start or not fit."""
+    """An error means that the run would not start or would not fit in memory."""
     sentence: str
     """What is wrong; empty for remarks and where the remedy is enough."""
     remedy: str = ""

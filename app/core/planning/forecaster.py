@@ -76,9 +76,9 @@ class Forecaster:
         self._served.ended.connect(self._on_ended)
         self._request: ForecastRequest | None = None
         self._compare: str | None = None
-        """The GPU to request next, for comparison."""
+        """The GPU to compare with, whose forecast is requested next."""
         self._comparing = False
-        """Whether the current request is the one for comparison."""
+        """Whether the current request is for the GPU to compare with."""
         self._number = 0
         self._outdated = False
         self._crashes = 0

@@ -1,1 +1,1 @@
-"""Presets: the library, receiving new ones, and their cost on a GPU."""
+"""Presets: the library, receiving new ones, and forecasts of their time and memory on a GPU."""

@@ -1,4 +1,4 @@
-"""Estimate what presets would cost on a GPU, using one long-running planner; visible presets come first."""
+"""Forecast the time and memory that presets need on a GPU, with one long-running planner; visible presets first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CostEstimate:
 
 
 class CostEstimates:
-    """Cost estimates of presets, from a planner that runs while presets are shown; each answer is cached."""
+    """Time and memory forecasts of presets, from a planner that runs while presets are shown; each answer is cached."""
 
     def __init__(self, post: Post) -> None:
         self.gpu = HERE
@@ -48,7 +48,7 @@ class CostEstimates:
         return estimate if estimated and estimated.recipe == preset.recipe else None
 
     def request(self, presets: Iterable[tuple[Path, Preset]]) -> None:
-        """Estimate these presets next, in this order, and drop earlier requests; skip those without a recipe."""
+        """Request forecasts for these presets, in order, and drop earlier requests; skip presets without a recipe."""
         self._wanted = [(path, preset) for path, preset in presets if preset.recipe is not None]
         self._next()
 

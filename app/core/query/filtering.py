@@ -120,7 +120,7 @@ class ActiveFilter:
         return "caption" in Finder.depends(self.query)
 
     def _schedule_refresh(self) -> None:
-        """Schedule a refresh, at most once per event."""
+        """Schedule a refresh, unless one is already scheduled."""
         if not self._refresh_scheduled:
             self._refresh_scheduled = True
             self._post(lambda: self.refresh() if self._refresh_scheduled else None)

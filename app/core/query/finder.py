@@ -22,9 +22,9 @@ from app.core.tasks import Tasks
 # When more images than this change at once, updating a column would block the window: it is rebuilt on demand.
 _MAX_UPDATE = 2000
 _MAX_EXAMINED = 20_000
-"""Maximum number of images examined at once; takes about 10 ms. All 100,000 would block the window for 60 ms."""
+"""Maximum number of images examined at once, in about 10 ms; examining all 100,000 would block the window for 60 ms."""
 _MAX_REQUESTED = 2000
-"""Maximum number of captions requested at once; a low limit wastes less work if they are edited."""
+"""Maximum number of captions requested at once; with a low limit, edits waste less work."""
 _CAPTION = frozenset({"caption", "file"})
 # Keys answered by a lookup instead of a search. They are evaluated first, so the others search fewer images.
 _LOOKED_UP = frozenset({"tag", "caption", "dup"})
@@ -165,7 +165,7 @@ class TokenColumn:
         return between(self._column, low, high, ids)
 
     def _request_unknown(self) -> None:
-        """Store the counts available by now, and request the next missing ones."""
+        """Store the counts that have become available, and request the next missing ones."""
         images, count = self._library.images, self._counts.count
         while self._requested and (known := count(images[first := next(iter(self._requested))].caption)) is not None:
             self._column[first] = known
@@ -246,7 +246,7 @@ class PendingCount(NamedTuple):
 
 
 class Finder:
-    """Evaluator of queries, for the thread that owns the library; takes a few milliseconds with 100,000 images."""
+    """Evaluator of queries, for the library's thread; a query takes a few milliseconds with 100,000 images."""
 
     def __init__(self, library: Library, index: TagIndex, tasks: Tasks, findings: Findings = dict) -> None:
         self.result_changed: Emitter[PendingCount] = Emitter()
@@ -335,7 +335,7 @@ class Finder:
         return self._index.images_with(pattern.replace("\\*", "*").replace("\\?", "?"))
 
     def _caption(self, text: str) -> Set[int]:
-        """Return the images whose caption contains a text.
+        """Return the images whose caption contains this text.
 
         The index finds images with tags that contain each comma-separated part of the text. If there are several parts,
         the captions of these images are then searched for the whole text.
@@ -406,7 +406,7 @@ class Finder:
         return set().union(*named) & self._library.images.keys()
 
     def _duplicates(self) -> Set[int]:
-        """Return the images that have an exact copy or, according to health, a near duplicate."""
+        """Return the images that have an exact copy or, according to the health findings, a near duplicate."""
         if self._copies is None:
             images = self._library.images.values()
             copies = Counter(p.content for p in images if p.content)
@@ -414,7 +414,7 @@ class Finder:
         return self._copies | self._findings(lambda code: "duplicate" in code)
 
     def _on_altered(self, altered: LibraryChange) -> None:
-        """Update the names and ids, and discard the cached duplicates if image contents changed."""
+        """Update the image names and ids; discard the cached duplicates if images were added, removed or modified."""
         images, names = self._library.images, self._names
         for number in altered.removed:
             names.pop(number, None)

@@ -7,8 +7,8 @@ Words find images whose caption or file name contains them:
 A key limits the search to one property:
 {keys}
 
-Numbers: size:512 is an exact match, size:<512 is below it; size:<=512, size:>512 and size:>=512
-work too, and size:512..768 is a range. Ratios can be written as ratio:3:2.
+Numbers: size:512 finds exactly 512, and size:<512 finds smaller numbers; size:<=512, size:>512 and
+size:>=512 work too, and size:512..768 finds a range. Ratios can be written as ratio:3:2.
 The keys dup:, mask:, crop: and excluded: need no value; mask:no finds images without a mask.
 
 All conditions must match. Use "or" for alternatives, a minus or "not" to exclude, and parentheses
@@ -16,7 +16,7 @@ to group:
     tag:cat -tag:dog
     (tag:cat or tag:dog) and not missing:caption
 
-Put texts with spaces in quotes: tag:"red hat". Within quotes, \" is a quote and \\ a backslash; in
+Put text that contains spaces in quotes: tag:"red hat". Within quotes, \" is a quote and \\ a backslash; in
 tags, \* and \? are the characters themselves. Case is ignored, and escaped
 parentheses match plain ones: tag:"miku (vocaloid)" finds miku \(vocaloid\). To search for a word
 such as "or", put it in quotes.
@@ -97,7 +97,7 @@ KEYS: dict[str, QueryKey] = {
         _key(
             "problem",
             "text",
-            "has a problem; with a text, a problem that contains it",
+            "has a problem; with text, one whose description contains it",
             "problem:",
             _ALL_CHANGES,
         ),
@@ -150,7 +150,7 @@ def help_text() -> str:
 
 
 def parse(text: str) -> Query:
-    """Return the parsed query. Raises QueryError with all errors of the text."""
+    """Return the parsed query. Raises QueryError with all errors in the text."""
     tokens, faults = tokenize(text)
     parser = _Parser(tokens, faults)
     root = parser.parse()
@@ -160,7 +160,7 @@ def parse(text: str) -> Query:
 
 
 def tokenize(text: str) -> tuple[list[Token], list[QueryProblem]]:
-    """Split a text into words, parentheses and minus signs; return the tokens and any errors."""
+    """Split a query into words, parentheses and minus signs; return the tokens and any errors."""
     tokens: list[Token] = []
     faults: list[QueryProblem] = []
     position = 0
@@ -331,7 +331,7 @@ class _Parser:
     def _text(self, key: QueryKey, token: Token) -> str | None:
         value = token.value.strip()
         if not value and key.name not in OPTIONAL:
-            self._add_error(f'"{key.name}:" needs a text.', f"Example: {key.example}.", token)
+            self._add_error(f'"{key.name}:" needs text after it.', f"Example: {key.example}.", token)
             return None
         return value
 

@@ -40,7 +40,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition: `key` is "" for a bare word; `value` is a text, a range or a flag."""
+    """One condition: `key` is "" for a bare word; `value` is a string, a range or a flag."""
 
     key: str
     value: str | Range | bool

@@ -34,7 +34,7 @@ class TokenCounts:
         return self._known.get(caption or "")
 
     def request(self, captions: Iterable[str | None]) -> None:
-        """Count these captions on a worker; drop earlier requests that have not been counted yet."""
+        """Count these captions on a worker; drop captions that were requested earlier but not counted yet."""
         known = self._known
         self._waiting = {text: None for text in captions if text and text not in known}
         self._start_next()

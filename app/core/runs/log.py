@@ -38,7 +38,7 @@ class LogChunk:
 
     @property
     def more(self) -> bool:
-        """Return whether at least one full chunk follows; a smaller rest may be only an unfinished line."""
+        """Return whether at least one full chunk follows; a smaller remainder may be only an unfinished line."""
         return self.size - self.end >= CHUNK_BYTES
 
 
@@ -164,7 +164,7 @@ def report_on(run: RunDirectory, remarks: Iterable[str]) -> str:
 
 
 def without_home(text: str, home: Path) -> str:
-    """Return a text with every spelling of the user's home folder replaced with "~"."""
+    """Return the text with every spelling of the user's home folder replaced with "~"."""
     plain = str(home)
     forms = {plain, plain.replace("\\", "/"), plain.replace("\\", "\\\\"), json.dumps(plain)[1:-1]}
     for form in sorted(forms, key=len, reverse=True):

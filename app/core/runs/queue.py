@@ -38,7 +38,7 @@ class QueueState:
 
     @property
     def stuck_count(self) -> int:
-        """Return the number of entries that will not run until the user resumes the queue, or 0 if it is held."""
+        """Return the number of entries that are interrupted or have no worker to run them; 0 if the queue is held."""
         if self.reading.held:
             return 0
         stuck = ("interrupted",) if self.working else ("interrupted", "waiting")
@@ -150,7 +150,7 @@ class QueueManager:
         self._ask(self.queue.clear)
 
     def duplicate(self, name: str) -> None:
-        """Append an entry's job to the queue again, as its job file is now."""
+        """Append an entry's job to the queue again, using the current content of its job file."""
         entry = self.entry(name)
         if entry is not None and entry.job is not None:
             self.start(entry.job)

@@ -71,7 +71,8 @@ class Remarks:
     def _former(self, event: events.Event) -> RunRemark | None:
         """Return the earlier remark that an event repeats, or None.
 
-        Notices are compared with all remarks, since each attempt repeats those about the base and settings.
+        A notice can repeat any earlier one, since each attempt repeats those about the base and settings; a skipped
+        step can only repeat the latest remark.
         """
         if isinstance(event, events.Notice):
             same = (one for one in self.all if isinstance(one.event, events.Notice))

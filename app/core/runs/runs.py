@@ -72,7 +72,7 @@ class Runs:
     def forget(self, path: Path) -> None:
         """Remove a run from the list until it is started again; its folder is not changed.
 
-        If the removal cannot be saved, the run returns to the list and `failed` is emitted.
+        If the removal cannot be saved, the run is put back in the list and `failed` is emitted.
         """
         self._forgotten.add(path)
         self._shown.discard(path)
@@ -100,7 +100,7 @@ class Runs:
         return sorted(found, key=lambda summary: summary.started, reverse=True)
 
     def _keep(self, path: Path, fault: BaseException) -> None:
-        """Return a run to the list because its removal failed."""
+        """Put a run back in the list and report why its removal failed."""
         self._forgotten.discard(path)
         self._shown.add(path)
         self.refresh()

@@ -50,7 +50,7 @@ def lowest(losses: Mapping[int, float | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A step of a run that charts mark."""
+    """A step to mark in the charts of a run."""
 
     kind: MarkKind
     step: int

@@ -48,7 +48,7 @@ class SeenRuns:
 
     @property
     def content(self) -> Unfinished:
-        """Return the content last read from the file or last passed on to be written."""
+        """Return the content that was last read from the file or last sent to a worker to be written."""
         return self._kept
 
     def save(self, unfinished: Unfinished) -> None:

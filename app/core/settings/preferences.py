@@ -33,7 +33,7 @@ class PreferenceGroup(BaseModel):
 
 
 def choice(default: Any, title: str, description: str, **more: Any) -> Any:
-    """Return a field with its texts in the dialog; `more` may contain `labels` of a Literal's values, or a `unit`."""
+    """Return a field with the texts for the dialog; `more` may contain `labels` for a Literal's values, or a `unit`."""
     extra: dict[str, Any] = {key: more.pop(key) for key in ("labels", "unit") if key in more}
     return Field(default, title=title, description=description, json_schema_extra=extra, **more)
 
@@ -80,7 +80,7 @@ class StartupPreferences(PreferenceGroup):
 
 
 class Judging(PreferenceGroup):
-    """Settings chosen on the Images page while no job uses the open folders, and defaults for the next new job.
+    """Settings chosen on the Images page while no job uses the open folders; the next new job starts with them.
 
     They are not in the dialog. If a job uses the folders, its own settings apply (app/core/jobs/target.py).
     """
@@ -88,7 +88,7 @@ class Judging(PreferenceGroup):
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=64)
     """Training resolution in pixels; None for the default of the base."""
     tokens: int = Field(default=75, ge=75, le=225, multiple_of=75)
-    """Number of caption tokens that training reads."""
+    """Maximum number of caption tokens used in training."""
     lines: Literal["caption", "variants"] = "caption"
     """How captions with several lines are read, as in `dataset.lines`."""
 

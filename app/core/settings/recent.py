@@ -53,7 +53,7 @@ class RecentFolders:
         return self._file.notice
 
     def folders_to_reopen(self, wanted: bool) -> tuple[Path, ...]:
-        """Return the folders that were open when the app closed, or none if not `wanted`; in that case, forget them."""
+        """Return the folders that were open when the app closed; if not `wanted`, forget them and return none."""
         if not wanted:
             self._update(self.folders, ())
         return self._open

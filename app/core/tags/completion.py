@@ -162,7 +162,7 @@ class Vocabulary:
 
 
 def key_of(text: str) -> str:
-    """Return the comparison key of a text: folded, with underscores replaced by spaces."""
+    """Return the key by which a string is compared: folded, with underscores replaced by spaces."""
     return fold(text).replace("_", " ")
 
 
@@ -295,7 +295,7 @@ class Completer:
 
     @property
     def style(self) -> Style:
-        """Return how the dataset writes its tags, judged by the first few thousand."""
+        """Return how the dataset writes its tags, judged by the first few thousand tags."""
         if self._style is None:
             self._style = style_of(list(islice(self._index, _STYLE_SAMPLE)))
         return self._style
@@ -325,7 +325,7 @@ class Completer:
 
 
 def style_of(tags: Collection[str]) -> Style:
-    """Return the style of these tags; it uses spaces unless more tags contain underscores."""
+    """Return the style of these tags; it uses underscores if more tags contain underscores than spaces."""
     words = [tag for tag in tags if not is_emoticon(tag)]
     spaced, joined = sum(" " in tag for tag in words), sum("_" in tag for tag in words)
     return Style(joined > spaced, any("\\(" in tag for tag in tags))

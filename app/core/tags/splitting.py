@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 SEPARATOR = ","
 JOINT = ", "
-"""Separator to write between two tags, as all taggers do."""
+"""Separator to write between two tags; all taggers write it this way."""
 
 _FACE = r"[^\w\s]{0,2}[^\W_]?[^\w\s]{0,2}"
 _EMOTICON = re.compile(f"{_FACE}_{_FACE}")
@@ -117,7 +117,7 @@ def normalize(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    r"""Return the comparison form of a text: normalized, as CLIP reads it, and with ``(`` for ``\(``."""
+    r"""Return the form in which a string is compared: normalized, as CLIP reads it, and with ``(`` for ``\(``."""
     text = normalize(text)
     return text.replace("\\(", "(").replace("\\)", ")") if "\\" in text else text
 

@@ -529,7 +529,7 @@ class CaptionEditor(QWidget):
             self._session.history.do(Edit(name, (ValueChange(image.id, "caption", image.caption, text),)))
 
     def _edit_all(self, make: Callable[[Sequence[SnapshotCaption]], Edit], nothing: str = "") -> None:
-        """Compute an edit of all captions in the editor with `make` and apply it; show `nothing` if it is empty.
+        """Make an edit of all captions in the editor and apply it; if it is empty, show the message `nothing`.
 
         A worker computes edits of more than `AT_ONCE` captions, unless the window is closing.
         """

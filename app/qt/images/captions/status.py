@@ -1,4 +1,4 @@
-"""Parts of the caption editor: the panel of save problems, the images to edit, and the status texts."""
+"""Parts of the caption editor: the panel of save problems, the images to edit, and the status messages."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class EditTargets:
         return self._images
 
     def follow(self) -> bool:
-        """Update the images from the view; return False if there are images and they are the same as before."""
+        """Update the images from the view; return whether they changed or there are none."""
         view, library = self._session.view, self._session.library.images
         current = [view.current] if view.current is not None and view.current in library else []
         chosen = len(view.selected or current)
@@ -215,7 +215,7 @@ class EditTargets:
 
 
 StyledText = tuple[str, str]
-"""A text, and the style role for the label that shows it."""
+"""A message, and the style role for the label that shows it."""
 
 
 class EditorTexts(QObject):
@@ -238,7 +238,7 @@ class EditorTexts(QObject):
         return " ".join(parts)
 
     def of_one(self, image: LibraryImage, lines: Lines) -> StyledText:
-        """Return a text about one image: the state of its caption, whether it is excluded, and its problem, if any."""
+        """Return the status of one image: the state of its caption, whether it is excluded, and any problem."""
         parts = [self._caption(image, lines)]
         role = "warning" if not (image.caption or "").strip() else "muted"
         if image.excluded:
@@ -249,7 +249,7 @@ class EditorTexts(QObject):
         return " ".join(part for part in parts if part), role
 
     def of_many(self, summary: Summary, images: Sequence[LibraryImage]) -> StyledText:
-        """Return a text with the numbers of missing captions, empty captions, excluded images and damaged images."""
+        """Return the numbers of missing captions, empty captions, excluded images and damaged images, as a message."""
         excluded = sum(image.excluded for image in images)
         damaged = sum(image.problem is not None for image in images)
         words = [
@@ -261,7 +261,7 @@ class EditorTexts(QObject):
         return ", ".join(word for word in words if word), "warning" if summary.missing or summary.empty else "muted"
 
     def of_tokens(self, measured: Sequence[TokenCount] | None, limit: int) -> StyledText:
-        """Return a text with the token count of the caption, or of the longest one if there are several."""
+        """Return a message with the token count of the caption, or of the longest one if there are several."""
         if measured is None:
             return self.tr("Counting tokens…"), "muted"
         longest = max(measured, key=lambda one: one.tokens)

@@ -71,7 +71,7 @@ def test_what_a_query_means(text, root):
         ("tga:cat", [("tga:", 'Did you mean tag:? To search for this text, put "tga:cat" in quotes')]),
         ("missing:capton", [("missing:capton", "Did you mean missing:caption?")]),
         ("mask:maybe", [("mask:maybe", "yes or no")]),
-        ("tag: cat", [("tag:", "needs a text")]),
+        ("tag: cat", [("tag:", "needs text after it")]),
         ('tag:"red hat', [('"red hat', "not closed")]),
         ('tag:"red"hat', [("hat", "right after the quote")]),
         ("(tag:cat", [("(", "not closed")]),
