@@ -43,7 +43,7 @@ from trainer.protocol.places import cache_folder, home
 Kind = Literal["folder", "lora", "preset", "image", "other"]
 
 Sorted = Callable[[list[Path], list[Path], list[Path]], None]
-"""Callback that takes three lists: folders, images and caption files, and other files."""
+"""Callback that takes three lists: the folders, the image and caption files, and all other files."""
 _EDITS_PATIENCE = 10.0
 """Seconds without progress after which a job is queued even though image edits are not on disk yet."""
 

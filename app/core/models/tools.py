@@ -267,7 +267,7 @@ class SearchRoots:
 def this_pc() -> SearchRoots:
     """Return the folders to search on this PC: home, drives, and the settings folders of tools.
 
-    $IMPASTO_LOOK_IN replaces them with other folders, separated as in PATH; if it is empty, nothing is searched.
+    If $IMPASTO_LOOK_IN is set, its folders, separated as in PATH, are searched instead; none if it is empty.
     """
     chosen = os.environ.get("IMPASTO_LOOK_IN")
     if chosen is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HERE = "here"
 REFERENCE_GPU = "RTX 3060"
-"""Common GPU to compare with: the one that most people who train at home have."""
+"""GPU to compare with, common among people who train at home."""
 GPU_MEMORY_SIZES = (6, 8, 10, 12, 16, 24, 32)
 """Memory sizes, in GB, of GPUs to compare with."""
 _MAX_CRASHES = 2

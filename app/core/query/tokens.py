@@ -82,7 +82,7 @@ def load() -> None:
 
 @lru_cache(maxsize=131_072)
 def _count(line: str) -> int:
-    """Return the token count of a line; cached, since health and the filter both count the same captions."""
+    """Return the token count of a line; cached, since the health checks and the filter count the same captions."""
     return _clip().count(line)
 
 

@@ -182,7 +182,7 @@ class RestoreDialog(QDialog):
     def _show_error(self, fault: OSError, remedy: str) -> None:
         """Show an error with this remedy.
 
-        The remedy given by `refusal` promises that saving is retried, which does not apply to restoring.
+        The remedy given by `refusal` says that Impasto will try again to save, but nothing tries again to restore.
         """
         reason = refusal(fault, Path(self.root))
         self.fault.setText(full_message(DatasetError(reason.code, reason.sentence, remedy)))
