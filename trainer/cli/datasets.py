@@ -174,7 +174,7 @@ def _print_finding(finding: Finding, roots: Sequence[Path], used: Set[Path], *, 
 
 
 def _within(text: str, roots: Sequence[Path]) -> str:
-    """Make the paths in a text relative to the dataset; if it has several folders, keep each folder's name."""
+    """Return the text with its paths made relative to the dataset; if it has several folders, keep their names."""
     for root in sorted(roots, key=lambda root: -len(str(root))):
         text = text.replace(f"{root}{os.sep}", "" if len(roots) == 1 else f"{root.name}{os.sep}")
     return text
@@ -220,7 +220,7 @@ def _print_lora(path: Path) -> bool:
 
 
 def _lora_lines(path: Path, identity: LoraIdentity) -> Iterator[str]:
-    """Yield lines that describe a LoRA: what it is, what users want to know first, then all metadata."""
+    """Yield lines that describe a LoRA: its kind, the facts that users look for first, then all metadata."""
     yield f"{path} is {identity.evidence[0].removeprefix('It is ')}"
     yield from (f"  {sentence}" for sentence in identity.evidence[1:])
     stated = {key: printable(value, _LONGEST_VALUE) for key, value in identity.metadata.items() if value != "None"}

@@ -106,7 +106,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """Display in plain lines: all messages, each phase's first start and first end, and progress every ten seconds."""
+    """Display in plain lines: messages, the first start and end of each phase, and progress every ten seconds."""
 
     def __init__(self, stream: TextIO, story: RunProgress) -> None:
         self._stream = stream

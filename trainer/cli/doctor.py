@@ -100,7 +100,7 @@ def check_gpu(gpu: Gpu) -> DoctorCheck:
 
 
 def check_uses(gpu: Gpu) -> DoctorCheck:
-    """Report which programs use a GPU, and check that half of its memory is free and that it is not busy."""
+    """Report which programs use a GPU, and check that at least half of its memory is free and that it is idle."""
     others = ", ".join(_use_text(use) for use in gpu.uses) or "no program that the driver reports"
     sentence = f"GPU {gpu.index} is used by: {others}"
     if gpu.free_bytes < gpu.total_bytes // 2:
@@ -230,7 +230,7 @@ def examine(*, self_test: bool) -> Iterator[DoctorCheck]:
 
 def _check_python() -> DoctorCheck:
     bits = struct.calcsize("P") * 8
-    sentence = f"Python {platform.python_version()} ({bits} bit) on {platform.platform()}"
+    sentence = f"Python {platform.python_version()} ({bits}-bit) on {platform.platform()}"
     if bits == 64 and (3, 11) <= sys.version_info[:2] <= (3, 14):
         return DoctorCheck("ok", sentence)
     return DoctorCheck("broken", sentence, "Impasto needs a 64-bit Python 3.11 to 3.14.")

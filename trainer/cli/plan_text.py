@@ -119,12 +119,15 @@ def checkpointed(chosen: FitConfig) -> str:
 
 
 def reserved_bytes(found: Forecast) -> int:
-    """Return the most bytes that a run reserves; a run that fits stays within its budget by releasing unused blocks."""
+    """Return a run's peak reserved bytes; a run that fits releases unused blocks to stay within its budget."""
     return within(found.reserved, found)
 
 
 def within(reserved: int, found: Forecast) -> int:
-    """Return `reserved`, which an allocator without a limit would reserve, but at most the budget if the run fits."""
+    """Return the peak reserved bytes under the memory limit: at most the budget if the run fits.
+
+    `reserved` is what an allocator without a limit would reserve.
+    """
     return min(reserved, found.budget) if found.fits else reserved
 
 
@@ -322,7 +325,7 @@ def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
 
 
 def suggestions(found: Iterable[Suggestion]) -> Iterator[str]:
-    """Yield a table of changes that save memory, with the savings and cost of each."""
+    """Yield a table of changes that save memory, with the memory saved and the disadvantage of each."""
     rows = [_suggestion_row(suggestion) for suggestion in found]
     if rows:
         yield from _aligned([("TO USE LESS MEMORY", "SAVES", "COSTS"), *rows], "<><")

@@ -12,11 +12,11 @@ Serving does not require torch. Requests follow trainer/protocol/processes.py:
                                                      seconds; "stale" is the last plan for that job or recipe, or null
     {"id": 1, "state": "pick", "plan": {...}}        the pick, before its alternatives are known; if traces are missing,
                                                      an earlier "pick" with "complete" false has a fit that works:
-                                                     the last pick, or the fit that saves the most memory
+                                                     the previous pick, or the fit that needs the least memory
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
 
-In a plan, "remarks" are codes with values, and "room" is a code with programs and bytes; see trainer/protocol/plan.py.
-"findings" are also codes with values, which trainer/dataset/findings.py turns into sentences.
+In a plan, "remarks" are codes with values, and "room" says how to free memory, as a code with programs and bytes; see
+trainer/protocol/plan.py. "findings" are also codes with values, which trainer/dataset/findings.py turns into sentences.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class _Planner:
 
     traces: TraceLibrary = field(default_factory=lambda: TraceLibrary(TraceStore.of_user()))
     runs: dict[tuple[int, float, AllocatorSettings], RunSimulator] = field(default_factory=dict)
-    """Simulators by workspace sizes and allocator settings; apart from these, only traces and limits affect results."""
+    """Simulators by workspace sizes and allocator settings; a simulator's results also depend on traces and limits."""
     plans: dict[str, Answer] = field(default_factory=dict)
     """The latest complete plan for each job or recipe."""
     picked: dict[str, FitConfig] = field(default_factory=dict)
@@ -338,7 +338,7 @@ def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
 def planned_for(
     request: PlanRequest, traces: TraceLibrary, on_pick: Callable[[PlanResult], None] = lambda _: None
 ) -> PlanResult:
-    """Return the best plan found within `PATIENCE` seconds; call `on_pick` before alternatives are known."""
+    """Return the best plan found within `PATIENCE` seconds; call `on_pick` with the pick first."""
     from trainer.memory.planner.on_cpu import plan_on_cpu
 
     if request.device_state.on_cpu:

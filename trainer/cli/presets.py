@@ -263,7 +263,7 @@ def _details(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _print_preset(preset: Preset, gpu: str | None) -> None:
-    """Print what a preset is, how it differs from the defaults, and what it costs on a GPU (None: this PC's)."""
+    """Print what a preset is, how it differs from the defaults, and the plan for it on a GPU (None: this PC's)."""
     from trainer.config.presets.library import compared_with_defaults, stated_fit
     from trainer.config.recipe import RecipeConfig
 

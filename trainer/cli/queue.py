@@ -53,7 +53,7 @@ def add_commands(commands: Commands) -> None:
 
     move = add_command(inner, "move", "move an entry before another, or to the end", run_move)
     _add_entry(move)
-    move.add_argument("--before", metavar="ID", help="the entry to put it before (default: to the end)")
+    move.add_argument("--before", metavar="ID", help="the entry to put it before (default: move to the end)")
 
     after = add_command(inner, "after", "don't start an entry before a given time", run_after)
     _add_entry(after)
@@ -150,7 +150,7 @@ def run_move(options: argparse.Namespace) -> int:
 
 
 def run_after(options: argparse.Namespace) -> int:
-    """Set the time before which an entry does not start."""
+    """Set the earliest time at which an entry may start."""
     queue = Queue()
     queue.start_after(_named(queue, options.entry), options.time if options.time > time.time() else None)
     return EXIT_DONE
@@ -170,7 +170,7 @@ def run_whole(options: argparse.Namespace) -> int:
 
 
 def run_resume(options: argparse.Namespace) -> int:
-    """Release the hold and restart interrupted jobs, or put one entry back in the queue."""
+    """Put the given entry back in the queue; without one, release the hold and put interrupted entries back."""
     queue = Queue()
     if options.entry is None:
         queue.release()

@@ -52,12 +52,15 @@ def amount(phase: events.Phase, number: int) -> str:
 
 
 def whole(phase: events.Phase, total: int | None) -> str:
-    """Return a phase's total as ": 40"; "" if it is unknown, or for loading, where the total is in bytes or weights."""
+    """Return a phase's total, such as ": 40"; "" if it is unknown.
+
+    Also returns "" for loading, whose total is in bytes or weights depending on what is loaded.
+    """
     return f": {amount(phase, total)}" if total and phase != "load" else ""
 
 
 def progress(phase: events.Phase, done: int, total: int | None) -> str:
-    """Return progress as "12/40"; if the total is unknown, as "12". For loading, return "30%" or ""."""
+    """Return progress as "12/40", or for loading as "30%"; without a known total, as "12", or for loading ""."""
     if phase == "load":
         return f"{100 * done // total}%" if total else ""
     return amount(phase, done) + (f"/{amount(phase, total)}" if total is not None else "")

@@ -109,7 +109,7 @@ def _rest(job: Job) -> Iterator[_Candidate]:
         "fit.channels_last",
         job.fit,
         on_convolutions,
-        "with a LoRA on 3x3 convolutions the usual memory format is used",
+        "with a LoRA on 3x3 convolutions, the default memory format is used",
     )
     elsewhere = job.fit.device == "cpu" or job.fit.dtype not in (None, "fp16")
     yield "fit.fp16_accumulation", job.fit, elsewhere, "it is used only for fp16 on an NVIDIA GPU"
@@ -140,7 +140,7 @@ def not_forecast(job: Job) -> Iterator[tuple[str, str]]:
     if job.fit.compile:
         yield "fit.compile", f"forecasts assume blocks that are not compiled, {others}"
     if job.fit.channels_last:
-        yield "fit.channels_last", f"forecasts assume the usual memory format, {others}"
+        yield "fit.channels_last", f"forecasts assume the default memory format, {others}"
 
 
 def doubtful(job: Job, *, zero_terminal_snr: bool) -> Iterator[tuple[str, str]]:

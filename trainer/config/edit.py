@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tomlkit.items import Item
 
 LONGEST = 32 * 1024
-"""Longest text that is edited, in characters: twice a job from `trainer new`. The worst case takes about a second."""
+"""Longest text that is edited, in characters: twice as long as a new job. The worst case takes about a second."""
 _MOST_DOTS = 2_000  # in keys and numbers; tomlkit copies the tables of each dotted key several times
 _MOST_COMPARISONS = 10_000  # of list items with each other: about 10 ms
 _MISSING = object()
@@ -261,7 +261,7 @@ class _Edit:
         self._whole: set[KeyPath] = set()
 
     def rename(self, renamed_keys: Mapping[str, str]) -> None:
-        """Give renamed keys their new names if `values` contains those instead of the former ones."""
+        """Rename the keys in the lines if `values` contains their new names instead of the former ones."""
         wanted, present = set(_all_names(self._values, ())), {_names(line.path) for line in self.lines}
         present |= {names[:size] for names in present for size in range(len(names))}
         for line in self.lines:
@@ -363,7 +363,7 @@ class _Edit:
                     self.insert_missing(item, (*here, number))
 
     def _insert_key(self, path: KeyPath, value: Any, before: Sequence[KeyPath]) -> None:
-        """Insert a key below the last of the keys `before` it, or at the top of its table if none of them exists."""
+        """Insert a key below the first key in `before` that exists, or at the top of its table if none exists."""
         *table, name = path
         keys = {line.path: index for index, line in enumerate(self.lines) if line.is_key}
         previous = next((keys[each] for each in before if each in keys), None)
@@ -387,7 +387,7 @@ class _Edit:
         self._insert(place, [line, *gap])
 
     def _insert_tables(self, path: KeyPath, value: Any, before: Sequence[KeyPath]) -> None:
-        """Insert a table or a list of tables below the last of the tables and keys `before` it."""
+        """Insert a table or a list of tables below the first table or key in `before` that exists."""
         table = path[:-1]
         places = {line.path[: len(path)]: index for index, line in enumerate(self.lines) if line.is_under(table)}
         previous = next((places[each] for each in before if each in places), None)
@@ -466,7 +466,10 @@ def _end_line(lines: Sequence[_Line], newline: str) -> None:
 
 
 def _is_dotted_in(table: KeyPath, line: _Line) -> bool:
-    """Return whether a line is a key inside this table and is below the header of this table or of a parent table."""
+    """Return whether a line sets a key of this table or of a table inside it.
+
+    The line is under the table's own header, or contains a dotted key under the header of a parent table.
+    """
     return line.is_key and line.is_under(table) and line.section <= len(table)
 
 
@@ -496,9 +499,9 @@ def _all_names(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _matches(old: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> list[int | None]:
-    """Return the index of the old item that becomes each wanted item; None for a new one.
+    """Return for each wanted item the index of the old item to change into it; None if the item is new.
 
-    Equal items come first, then those with the most equal values, then the rest in order.
+    Equal items are matched first, then those with the most equal values, then the rest in order.
     """
     new = [dict(_leaves(item, "")) for item in wanted]
     found: list[int | None] = [None] * len(new)

@@ -1,7 +1,7 @@
 """What kohya's sd-scripts, OneTrainer and diffusers call our job settings; the only such table.
 
-Messages about unknown keys use it ("did you mean recipe.rank?"), and so do importers to read metadata. A name may
-belong to several settings; the first one in the table is suggested.
+It is used in messages about unknown keys ("did you mean recipe.rank?") and to import other programs' metadata. A name
+may belong to several settings; the first one in the table is suggested.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fit: how a job runs on one machine. It affects memory and speed, but the result only by rounding."""
+"""The fit: how a job runs on one machine. It affects memory and speed, but changes the result only by rounding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_CUDA_GRAPHS = 8
 
 
 class Int8LayerConfig(Section):
-    """Layers of one size, and the minimum rows (images times positions, or tokens) for which they multiply in int8."""
+    """Layers of one size, and the minimum number of rows (pixels or tokens of all images) for int8 products."""
 
     inputs: int | None = Field(default=None, ge=1)
     """Input features of the layer; default: any."""
@@ -70,7 +70,7 @@ class FitConfig(Section):
     text_encoder_batch_size: int | None = Field(default=None, ge=1, le=64)
     """Captions encoded at once; default: 8, or 1 on the CPU and with deterministic = true."""
     micro_batch: int | None = Field(default=None, ge=1, le=512, title="Micro-batch size")
-    """Images computed at once; gradients are accumulated to the effective batch size, so results stay the same."""
+    """Images processed at once; gradients are accumulated to the effective batch size, so results stay the same."""
     gradient_checkpointing: Literal["none", "full"] | BlockNames | None = Field(
         default=None, title="Gradient checkpointing"
     )
@@ -100,7 +100,7 @@ class FitConfig(Section):
     deterministic: bool | None = None
     """Make results exactly repeatable on this machine, at some cost in speed; on the CPU they always are."""
     cache_gigabytes: float | None = Field(default=None, gt=0.0, title="Cache limit (GB)")
-    """Disk space in GB for a run's cached latents and captions; beyond it they are cached in shards between epochs."""
+    """Disk space in GB for a run's cached latents and captions; if not all epochs fit, a few are cached at a time."""
 
     @property
     def products(self) -> tuple[Int8LayerConfig, ...]:

@@ -44,7 +44,7 @@ class DatasetConfig(Section):
     folders: tuple[FolderConfig, ...] = Field(min_length=1, strict=False)
     """The dataset's folders."""
     lines: Literal["caption", "variants"] = Field(default="caption", title="Caption lines")
-    """Lines of a caption file: caption joins them into one, variants uses a random line each time (as OneTrainer)."""
+    """Lines of a caption file: caption joins them, variants uses a random line each time (as in OneTrainer)."""
     background: str = Field(default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", examples=["#ffffff"])
     """Color behind transparent images."""
     masks: Literal["auto", "files", "alpha", "none"] = "auto"
@@ -144,7 +144,7 @@ class SavingConfig(Section):
     keep: int | None = Field(default=None, ge=1, title="Keep last N files")
     """Number of newest LoRA files to keep during the run (kohya: save_last_n_steps); default: all."""
     checkpoint_every: int | None = Field(default=None, ge=1, title="Checkpoint every N steps")
-    """Steps between checkpoints to resume from (kohya: save_state); default: with each LoRA file, at most 500."""
+    """Steps between checkpoints to resume from (kohya: save_state); default: as between LoRA files, but at most 500."""
     checkpoint_keep: int = Field(default=2, ge=1, le=1000, title="Keep last N checkpoints")
     """Number of newest checkpoints to keep."""
 

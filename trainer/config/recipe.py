@@ -147,9 +147,9 @@ class RecipeConfig(Section):
     adapter: Literal["lora"] = Field(default="lora", title="Adapter type")
     """Type of adapter; LoRA is the only one (with layers = "all" it is a LoCon)."""
     layers: Literal["attention", "linear", "all"] = Field(default="linear", title="Trained layers")
-    """UNet layers to train: attention only, all linear and 1x1 layers (as kohya), or 3x3 convolutions too (LoCon)."""
+    """UNet layers to train: attention only; all linear and 1x1 layers (as in kohya); or 3x3 layers too (LoCon)."""
     rank: Rank = 16
-    """Capacity of the LoRA (kohya: network_dim): more learns more detail but overfits sooner; typically 8 to 64."""
+    """LoRA rank (kohya: network_dim): a higher rank learns more detail but overfits sooner; typically 8 to 64."""
     alpha: Alpha = 16.0
     """The LoRA is scaled by alpha/rank (kohya: network_alpha), like a learning rate; typically rank or half of it."""
     conv_rank: Rank | None = None

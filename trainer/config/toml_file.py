@@ -139,7 +139,7 @@ def _not_utf8(path: Path, data: bytes, at: int, kind: FileKind) -> JobError:
 
 
 def _toml_reason(message: str, text: str) -> tuple[str, str]:
-    """Return a TOML error in plain language with its line, and the text for that line in the remedy (``line 3``)."""
+    """Return a TOML error in plain language, and its place ("line 3" or "the end of the file") for the remedy."""
     said, _, where = message.rpartition(" (at ")
     plain = next((words for pattern, words in _TOML_WORDS if re.search(pattern, said)), said[:1].lower() + said[1:])
     number = re.match(r"line (\d+)", where)

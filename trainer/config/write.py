@@ -232,7 +232,7 @@ def _held(value: Any, key: str) -> Iterator[str]:
 
 
 def demo_job(images: Path | None = None) -> str:
-    """Return the demo job's text, with the bundled base and images; ``images`` is the path of a copy of the images."""
+    """Return the demo job's text with the bundled base; ``images`` is its image folder (None: the bundled images)."""
     template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
     base, place = (
         toml_value(str(asset_path("demo", "base"))),

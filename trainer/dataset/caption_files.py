@@ -19,7 +19,7 @@ LARGEST = 100_000
 """Maximum bytes of a caption file; a larger file is not a caption and would only fill memory."""
 
 _MOST_FAULTS = 20
-"""Maximum number of invalid lines listed per file, since thousands of them have the same cause."""
+"""Maximum number of invalid lines listed per file; if there are thousands, they have the same cause."""
 
 Lines = Literal["caption", "variants"]
 
@@ -65,7 +65,7 @@ def decode_caption(data: bytes) -> CaptionFile:
 
 
 def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
-    """Return the alternative captions in a text: all lines as one, or one per line; none for an empty text."""
+    """Return a caption file's alternative captions: all lines joined, or one per line; none if the text is empty."""
     kept = [line.strip() for line in text.splitlines() if line.strip()]
     if lines == "variants":
         return tuple(kept)
@@ -75,8 +75,8 @@ def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
 def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
     """Return the captions in Hugging Face's metadata.jsonl by `file_name`, and the reasons why lines are not used.
 
-    `file_name` is relative to the file's folder. Up to 20 reasons are listed with their lines; all valid lines are
-    used. A missing file has no captions.
+    `file_name` is relative to the file's folder. Up to 20 reasons are listed with their line numbers; all valid lines
+    are used. A missing file has no captions.
     """
     captions: dict[str, str] = {}
     faults: list[str] = []

@@ -68,8 +68,8 @@ class DecoderPool:
     def inspect(self, paths: Iterable[Path], max_megapixels: float) -> Iterator[Inspected]:
         """Inspect images as `inspection.inspect` does, and yield each result with its path when it is ready.
 
-        Raises DatasetError if a process cannot be started. The pool can be used again afterwards, even after an error,
-        and does not continue with earlier images.
+        Raises DatasetError if a process cannot be started. The pool can be used again afterwards, even after an error;
+        images that were not finished by then are dropped.
         """
         left = deque(paths)
         try:

@@ -38,7 +38,7 @@ def fingerprint(image: Image.Image) -> bytes:
 class Fingerprints:
     """Fingerprints of many images in arrays, for comparing one image with all others in under a millisecond.
 
-    `add` doubles the capacity when the arrays are full, so adding one takes constant time on average.
+    `add` doubles the capacity when the arrays are full, so appending one takes amortized constant time.
     """
 
     def __init__(self, fingerprints: Sequence[bytes] = ()) -> None:

@@ -184,7 +184,7 @@ RULES: Mapping[str, Rule] = {
     "mask.size": Rule(
         "warning",
         "{files} with a different aspect ratio than the image: stretched to fit.",
-        "Save each mask in the size of its image.",
+        "Save each mask at the same size as its image.",
     ),
     "bucket.lonely": Rule(
         "info",

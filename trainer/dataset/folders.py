@@ -173,7 +173,7 @@ def _directories(root: Path, recursive: bool, links: Links) -> list[tuple[Path, 
 
 
 def _files(folder: Path, links: Links) -> list[Path]:
-    """Return a folder's files except hidden ones, such as those macOS creates, and links that are not allowed."""
+    """Return a folder's files without hidden files (macOS creates some) and links that are not allowed."""
     try:
         with os.scandir(long_path(folder)) as entries:
             visible = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]

@@ -80,7 +80,7 @@ class ImportedDataset:
             self.notes.append(sentence)
 
     def state(self, key: str, value: object, origin: str) -> None:
-        """Set a recipe value; if it already has another value, keep that and add a note, since a job has one recipe."""
+        """Set a recipe key; if it already has another value, keep that and add a note, since a job has one recipe."""
         if self.settings.setdefault(key, value) != value:
             self.note(
                 f"{origin} differs between parts of the dataset; {toml_value(self.settings[key])} is used for all."
@@ -267,7 +267,7 @@ def _named(concept: Table) -> str:
 
 
 def _square(resolution: Any) -> int:
-    """Return the side of a square with the same area as a list's width and height, rounded to a multiple of 8."""
+    """Return a square's side: a number unchanged, or from [width, height] the same area, rounded to a multiple of 8."""
     if isinstance(resolution, list):
         return round(math.sqrt(math.prod(resolution)) / 8) * 8
     return int(resolution)

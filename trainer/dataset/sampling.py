@@ -206,7 +206,7 @@ def epoch_samples(images: Iterable[ImageRecord], epoch: int) -> list[tuple[Image
     """Return each (image, repeat) of an epoch in an order that depends only on contents, never on names.
 
     Training images appear `repeats` times. Regularization images appear as often in total as training images: as in
-    sd-scripts, they are cycled if there are fewer and cut off if there are more. A cycle has each image `repeats`
+    sd-scripts, they are cycled if there are fewer and cut off if there are more. A cycle contains each image `repeats`
     times, sorted by content hash. Unlike in sd-scripts, each epoch continues the cycle where the previous epoch ended,
     so that all images are used.
     """
@@ -248,10 +248,10 @@ def epoch_batches(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: in
 def batched_samples(
     images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int
 ) -> list[Sequence[tuple[ImageRecord, int]]]:
-    """Return the effective batches of an epoch as (image, repeat) pairs, before the other random choices.
+    """Return the effective batches of an epoch as (image, repeat) pairs; captions and crops are chosen later.
 
     Each bucket's samples fill as many batches as possible; the leftovers of all buckets are put into mixed batches,
-    bucket by bucket, to get few micro-batches. Only the last mixed batch may be smaller.
+    bucket by bucket, so that they split into few micro-batches. Only the last mixed batch may be smaller.
     """
     showings = epoch_samples(images, epoch)
     stream = generator(recipe.seed, "order", epoch=epoch)

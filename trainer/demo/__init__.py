@@ -97,7 +97,7 @@ def style_progress(
     lora_images: Sequence[Image.Image],
     dataset_images: Sequence[Image.Image],
 ) -> float:
-    """Return how close the LoRA's images are to the dataset: 0 means like the base, 1 like the dataset.
+    """Return how far the LoRA moves images from the base's darkness (0) toward that of the dataset (1).
 
     The value is (lora - base) / (dataset - base), computed from the mean statistics.
     """

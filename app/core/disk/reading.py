@@ -26,7 +26,7 @@ from trainer.protocol.files import Links, long_name, long_path
 from trainer.protocol.reading import open_file
 
 _UNSETTLED_NS = 3_000_000_000
-"""Time after a change, in nanoseconds, during which another may get the same timestamp: FAT rounds to two seconds."""
+"""Nanoseconds after a change in which another change may get the same timestamp: FAT rounds to two seconds."""
 MAX_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
 """Default size limit of the trainer in megapixels; larger images are refused."""
 # Only these PNG chunks can hold the EXIF orientation.

@@ -45,7 +45,7 @@ def no_card(monkeypatch):
 def test_this_machine_is_told_of(capsys):
     assert cli.main(["doctor", "--quick"]) == 0
     told = capsys.readouterr().out
-    assert f"Python {platform.python_version()} (64 bit)" in told
+    assert f"Python {platform.python_version()} (64-bit)" in told
     assert f"torch {metadata.version('torch')}" in told
     assert "This PC can train." in told
 

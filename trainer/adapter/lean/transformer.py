@@ -61,8 +61,8 @@ class LeanAttention(Attention):
 def lean_attention(attention: Attention) -> None:
     """Turn a standard attention module into a LeanAttention.
 
-    Also makes its projections' LoRA weights consecutive in memory; call this before setting them, because it moves
-    them. Attention with special options stays unchanged.
+    Also places its projections' LoRA weights next to each other in memory. This moves the weights, so call it before
+    setting their values. Attention with special options stays unchanged.
     """
     if not _is_plain_attention(attention):
         return

@@ -100,7 +100,7 @@ def _require_modest(text: str, source: str) -> None:
 
 
 def _require_modest_values(data: Mapping[str, Any], source: str) -> None:
-    """Raise JobError for deeply nested tables in any notation, and for numbers above TOML's 64 bits."""
+    """Raise JobError for deeply nested tables in any notation, and for integers of more than 64 bits."""
     level: list[Any] = [data]
     for _ in range(_DEEPEST):
         items = [item for value in level for item in (value.values() if isinstance(value, dict) else value)]

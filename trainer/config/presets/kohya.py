@@ -58,7 +58,7 @@ _ARGUMENTS = {
     "warmup_init", "clip_threshold", "decay_rate", "beta1", "warmup_steps", "bias_correction",
 }  # fmt: skip
 _ARGUMENT_NAMES = {"use_bias_correction": "bias_correction"}
-"""Arguments that a recipe calls by another name."""
+"""Recipe keys of the arguments whose names differ."""
 _ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
 
 
@@ -115,7 +115,8 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Convers
 def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, str]:
     """Return the metadata with the batch, bucket and caption settings of `ss_datasets` added.
 
-    sd-scripts stores them there for runs with a dataset file; they are added under the ss_* keys of runs without one.
+    sd-scripts stores them in `ss_datasets` for runs with a dataset file. They are added under the ss_* keys that it
+    uses for runs without one.
     """
     values = dict(metadata)
     datasets = _json(metadata.get("ss_datasets"))
@@ -288,7 +289,7 @@ def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
 
 
 def _arguments(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of each argument in a text such as "weight_decay=0.1,betas=(0.9, 0.99))".
+    """Yield (name, value) of each argument in a string such as "weight_decay=0.1,betas=(0.9, 0.99)".
 
     Values that are not Python literals stay strings.
     """

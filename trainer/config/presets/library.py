@@ -1,4 +1,4 @@
-"""The preset library: built-in presets, and the user's own and received presets in the per-user folder.
+"""The preset library: built-in presets and, in the per-user folder, the user's own and received presets.
 
 When a preset is overwritten, its previous version is kept in the subfolder `replaced`.
 """
@@ -205,7 +205,7 @@ def _namesake(preset: Preset, library: PresetLibrary) -> PresetEntry | None:
 
 
 def _free_place(preset: Preset, folder: Path, library: PresetLibrary) -> Path:
-    """Return an unused path for a preset; it gets a number if a renamed preset still uses the file with this name."""
+    """Return an unused path for a preset; numbered if another preset, since renamed, still uses that file name."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
     taken = {each.path for each in library.presets}
     places = (folder / f"{each}.toml" for each in numbered(stem))
@@ -313,7 +313,7 @@ def _with_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], 
 
 
 def _flat_preset(preset: Preset) -> Mapping[str, Any]:
-    """Return the values set in a preset by dotted key, except empty texts such as an empty negative prompt."""
+    """Return the values set in a preset by dotted key, except empty strings, such as an empty negative prompt."""
     stated = flatten(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
     values = {key: value for key, value in stated if value != ""}
     if preset.preview is not None:

@@ -69,7 +69,7 @@ class PresetBaseConfig(Section):
     """Architecture of the base; the recipe does not work with another one."""
     name: str = Field(default="", max_length=200, examples=["model.safetensors"])
     """File name or Hub id of the base, without folders."""
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", examples=["64 digits of 0-9 and a-f"])
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", examples=["64 lowercase hex digits (0-9, a-f)"])
     """SHA-256 of the base file, to check for the same base. For a diffusers folder: the SHA-256 of the output of
     `sha256sum text_encoder*/*.safetensors unet/*.safetensors` there."""
 
@@ -91,7 +91,7 @@ class GpuConfig(Section):
     name: str = Field(default="", max_length=100)
     """Name of the GPU; empty: any GPU with this much memory."""
     bf16: bool | None = None
-    """Whether the GPU supports bf16; NVIDIA GPUs do since the RTX 3000 series."""
+    """Whether the GPU supports bf16; NVIDIA GPUs do, starting with the RTX 3000 series."""
 
 
 class ImageFileConfig(Section):
@@ -141,7 +141,7 @@ class Preset(Section):
 
 
 def text_faults(data: Mapping[str, Any]) -> list[str]:
-    """Return "key: reason" for each text in a preset's data that is not allowed."""
+    """Return "key: reason" for each string in a preset's data that is not allowed."""
     faults = []
     for key, text in _texts(data):
         if key == _IMAGE:
@@ -153,7 +153,7 @@ def text_faults(data: Mapping[str, Any]) -> list[str]:
 
 
 def text_fault(text: str, *, several_lines: bool = False) -> str | None:
-    """Return why a text is not allowed in presets, or None if it is; `several_lines` allows line breaks and tabs."""
+    """Return why a string is not allowed in presets, or None if it is; `several_lines` allows line breaks and tabs."""
     if len(text) > _LONGEST:
         return f"has {len(text):,} characters; at most {_LONGEST:,} are allowed"
     odd = next((letter for letter in _FLAG.sub("", text) if _steers(letter, several_lines)), None)
@@ -167,7 +167,7 @@ def text_fault(text: str, *, several_lines: bool = False) -> str | None:
 
 
 def _texts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and text of every string in the data, without recursion."""
+    """Yield the dotted key and the value of every string in the data, without recursion."""
     waiting: list[tuple[str, Any]] = [("", data)]
     while waiting:
         key, value = waiting.pop()
@@ -206,7 +206,7 @@ def dump_preset(preset: Preset) -> str:
 
 
 def _image_lines(preset: Preset) -> Iterator[str]:
-    """Yield the preview image as many lines, since most editors choke on a line of 50,000 characters."""
+    """Yield the preview image split into short lines; most editors choke on a line of 50,000 characters."""
     if preset.preview is not None:
         compact = "".join(preset.preview.image.split())
         yield from ("", "[preview]", "# Small preview image of the result, in base64.", 'image = """')
