@@ -100,7 +100,7 @@ def check_gpu(gpu: Gpu) -> DoctorCheck:
 
 
 def check_uses(gpu: Gpu) -> DoctorCheck:
-    """Report which programs use a GPU, and check that at least half of its memory is free and that it is idle."""
+    """Report which programs use a GPU, and check that at least half of its memory is free and that it is not busy."""
     others = ", ".join(_use_text(use) for use in gpu.uses) or "no program that the driver reports"
     sentence = f"GPU {gpu.index} is used by: {others}"
     if gpu.free_bytes < gpu.total_bytes // 2:

@@ -286,7 +286,7 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
 def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> None:
     """Raise ImpastoError if the job, a local base or an image folder is unreadable, or the runs folder unwritable.
 
-    Reports mistakes immediately, not after the engine has started, which takes seconds.
+    Mistakes are reported before the engine starts, which takes seconds.
     """
     from trainer.config.load import load_job
     from trainer.config.paths import is_base_path

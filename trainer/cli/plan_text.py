@@ -325,7 +325,7 @@ def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
 
 
 def suggestions(found: Iterable[Suggestion]) -> Iterator[str]:
-    """Yield a table of changes that save memory, with the memory saved and the disadvantage of each."""
+    """Yield a table of changes that save memory, with the memory that each saves and its effect on speed and result."""
     rows = [_suggestion_row(suggestion) for suggestion in found]
     if rows:
         yield from _aligned([("TO USE LESS MEMORY", "SAVES", "COSTS"), *rows], "<><")

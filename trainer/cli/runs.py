@@ -81,7 +81,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
-    """Withdraw a pending stop or pause, and also remove it from the queue, whose worker would send it again."""
+    """Withdraw a pending stop or pause, also from the queue, because its worker would send it again."""
     queue = Queue()
     entries = [one.id for one in queue.entries() if one.run == run.path and one.state == "running" and one.wish == name]
     for entry in entries:

@@ -21,7 +21,7 @@ MAX_CUDA_GRAPHS = 8
 
 
 class Int8LayerConfig(Section):
-    """Layers of one size, and the minimum number of rows (pixels or tokens of all images) for int8 products."""
+    """Layers of one size, and the minimum number of rows (positions or tokens of a micro-batch) for int8 products."""
 
     inputs: int | None = Field(default=None, ge=1)
     """Input features of the layer; default: any."""

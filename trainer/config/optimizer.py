@@ -141,7 +141,8 @@ class ScheduleFreeConfig(Section):
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error for beta1 = 0.
 
-        The averaged weights are computed from the trained and the latest weights, which are the same with beta1 = 0.
+        The averaged weights are computed from the trained and the latest weights. With beta1 = 0, these would be equal,
+        and the average could not be recovered.
         """
         if self.beta1 == 0.0:
             yield "beta1", "must be above 0, or there are no averaged weights to export"

@@ -27,7 +27,7 @@ def is_base_path(model: str, folder: Path) -> bool:
 
 
 def base_path_by_form(model: str) -> bool | None:
-    """Return what `is_base_path` would, but without disk access; None for owner/name, which may be a path or an id."""
+    """Return the result of `is_base_path` without disk access; None for owner/name, which may be a path or an id."""
     if "://" in model:
         return False
     if _PATH_START.match(model) or model.lower().endswith(_MODEL_FILES) or not _HUB_ID.fullmatch(model):

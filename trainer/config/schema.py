@@ -70,7 +70,7 @@ class KeyDescription:
     key: str
     """Dotted name of the key."""
     values: str
-    """Text for the allowed values that fits after "must be"."""
+    """Description of the allowed values, worded to follow "must be"."""
     default: Any
     """Default value; None if the key is required or has no default."""
     required: bool
@@ -132,7 +132,7 @@ def choices(annotation: Any) -> list[str]:
 
 
 def values_text(annotation: Any, field: FieldInfo | None = None) -> str:
-    """Return text for the allowed values that fits after "must be", such as "a whole number from 1 to 1024"."""
+    """Describe the allowed values, worded to follow "must be", such as "a whole number from 1 to 1024"."""
     constraints = list(field.metadata) if field is not None else []
     examples = (field.examples if field is not None else None) or []
     return _words(annotation, constraints, examples)

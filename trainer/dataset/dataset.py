@@ -197,7 +197,8 @@ def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | 
 
     "auto" holds out 5% if there are at least 40 images, else none. Similar images (`alike`: groups of indexes) stay
     together to prevent held-out images from resembling training images. Groups are taken in the order of their smallest
-    hashes if they fit into the share. The choice thus depends only on contents, and a new image changes it little.
+    hashes; those that would exceed the share are skipped. The choice thus depends only on contents, and a new image
+    changes it little.
     """
     if share == "auto":
         share = AUTO_SHARE if len(ids) >= _AUTO_LEAST else 0.0

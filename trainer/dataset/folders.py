@@ -371,7 +371,7 @@ def is_image(path: Path) -> bool:
 
 
 def is_image_name(stem: str, suffix: str) -> bool:
-    """Return the same as `is_image` for a stem and extension, which is faster for very many names."""
+    """Return the result of `is_image` for a file's stem and extension, which is faster for very many names."""
     return suffix.lower() in SUFFIXES and not stem.endswith((MASK, _CONDITION))
 
 

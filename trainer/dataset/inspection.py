@@ -90,7 +90,7 @@ def inspection_cache() -> Iterator[InspectionCache]:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the image data in a PNG file decompresses to at least the bytes of all rows.
+    """Return whether a PNG file's image data is complete: it must decompress to at least the size of all rows.
 
     The decompressed data is discarded, so memory use stays at 1 MB regardless of the header. Raises OSError, zlib.error
     and struct.error.

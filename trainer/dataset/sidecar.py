@@ -81,7 +81,7 @@ class Sidecar:
         return self.images.get(_composed(name)) or ImageSettings(file=name)
 
     def changed_since(self, before: Sidecar, names: Iterable[str]) -> list[str]:
-        """Return those of ``names`` whose image settings differ from those in ``before``."""
+        """Return the ``names`` of images whose settings differ from their settings in ``before``."""
         keys = self.images.keys() | before.images.keys()
         changed = {key for key in keys if self.images.get(key) != before.images.get(key)}
         return [name for name in names if _composed(name) in changed] if changed else []

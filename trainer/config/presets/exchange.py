@@ -146,7 +146,7 @@ def _is_reported(fault: str, faults: list[str]) -> bool:
 
 
 def preset_text(preset: Preset) -> str:
-    """Return the preset as text to paste into a chat: its file without the preview image."""
+    """Return the text of a preset file without the preview image, to paste into a chat."""
     return dump_preset(preset.replaced(preview=None))
 
 

@@ -339,7 +339,7 @@ def preset_with_recipe(name: str, family: Family | None) -> Preset:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A received preset and what adding it would change."""
+    """A received preset, and the changes that adding it would make."""
 
     preset: Preset
     file: Path
