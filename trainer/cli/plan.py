@@ -94,7 +94,7 @@ def _request(options: argparse.Namespace) -> PlanRequest:
     if options.set:
         raise JobError(
             "plan.question",
-            "Could not plan: --set changes keys of a job, and no JOB is given.",
+            "Could not plan: --set changes keys of a job, but no JOB is given.",
             "Name a JOB, or remove --set.",
         )
     return request_for_preset(options.family, options.recipe, options.gpu)

@@ -275,7 +275,7 @@ ALTERNATIVES_PATIENCE = 12.0
 
 
 def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> dict[str, Any]:
-    """Return a plan as plain data in bytes and seconds; pass ``whole=False`` while its search has not finished."""
+    """Return a plan as plain data (sizes in bytes, times in seconds); pass ``whole=False`` before its search ends."""
     device_state = planned.device_state
 
     def record(plan: Plan | None) -> dict[str, Any] | None:

@@ -294,7 +294,7 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 
 
 def _transform_to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return the conversion from an embedded profile to sRGB; None if it is broken or for another color mode."""
+    """Return the conversion from an embedded profile to sRGB; None if broken or meant for another mode."""
     # Profiles are created per image: lcms does not guarantee that threads may share one.
     try:
         source = ImageCms.ImageCmsProfile(BytesIO(profile))

@@ -113,7 +113,7 @@ class DemoResult:
     lora: Path
     sheet: Path
     style: float
-    """`style_progress` for prompts outside the dataset: 0 means like the base, 1 like the dataset."""
+    """`style_progress` for prompts outside the dataset, from 0 (like the base) to 1 (like the dataset)."""
     held_out_before: float
     held_out_after: float
 

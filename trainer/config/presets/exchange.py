@@ -128,7 +128,7 @@ def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
     if isinstance(version, int) and version > SCHEMA:
         raise JobError(
             "preset.newer",
-            f"{source} was written by a newer Impasto (preset schema {version}); this one reads up to {SCHEMA}.",
+            f"{source} was written by a newer Impasto (preset schema {version}); this version reads up to {SCHEMA}.",
             "Update Impasto with `python run.py update`, or ask for the preset in an older format.",
         )
 

@@ -92,7 +92,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "no schema": (GOOD.replace("schema = 2\n", ""), "schema: is missing"),
     "newer schema": (
         GOOD.replace("schema = 2", "schema = 3"),
-        "by a newer Impasto (preset schema 3); this one reads up to 2",
+        "by a newer Impasto (preset schema 3); this version reads up to 2",
     ),
     "schema of old": (GOOD.replace("schema = 2", "schema = 0"), "schema: must be"),
     "schema in words": (GOOD.replace("schema = 2", 'schema = "one"'), "schema: must be"),
