@@ -158,7 +158,8 @@ def plan(
     # Later shards are encoded while the model is loaded, so their memory depends on the fit and sets no floor.
     floor = _floor(chosen.forecast, most) if not counts.later.shards else None
     smaller = planning.smaller(pick, most) if floor is None else None
-    smallest = smaller is None and (floor is not None or not planning.evaluator.left_out)
+    searched_all = planning.knows_smallest and not planning.evaluator.left_out
+    smallest = smaller is None and (floor is not None or searched_all)
     quantized = planning.quantized(pick)
     return replace(
         picked,
@@ -208,6 +209,8 @@ class _Planning:
         self.traces = traces
         self.counts = counts if workload.previews else replace(counts, previews=0)
         self.until = until
+        self.knows_smallest = True
+        """Whether the fit that needs the least memory was evaluated if no smaller plan was found."""
         self.failed_to_encode = False
         """Whether encoding images exceeds the budget, in which case no fit works."""
         self.evaluator = self._evaluator(self._fits, until)
@@ -374,6 +377,9 @@ class _Planning:
             if looked_at[-1].forecast.reserved <= most:
                 return looked_at[-1]
         least = max(alike, key=self._saving)
+        if not self.evaluator.is_traced(least):  # not worth the seconds: most users do not need an alternative
+            self.knows_smallest = False
+            return None
         if any(former.fit == least for former in looked_at) or not self._may_take(least, most):
             return None
         found = self.plan_of(least)
