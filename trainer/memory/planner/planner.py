@@ -361,29 +361,27 @@ class _Planning:
         return True
 
     def smaller(self, pick: FitConfig, most: int) -> Plan | None:
-        """Return the best fit of the same precision that reserves at most ``most`` bytes; None if there is none.
+        """Return the best fit of the same precision that reserves at most ``most`` bytes; None if none was found.
 
-        Only the first few candidates are simulated, and last the one that needs the least memory, whose result decides
-        whether there is any. Steps or previews that are too large in one fit rule out other fits that share them.
+        Only the first few candidates are simulated; the last of them is the one that needs the least memory, whose
+        result decides whether there is any. Steps or previews that are too large in one fit rule out other fits that
+        share them.
         """
         alike = [fit for fit in self.choices if placement_of(fit) == placement_of(pick)]
+        least = max(alike, key=self._saving)
+        # Tracing it only to deny that there is a smaller plan is not worth the seconds.
+        self.knows_smallest = self.evaluator.is_traced(least)
+        last = [least] if self.knows_smallest else []
         looked_at: list[Plan] = []
-        for fit in sorted(alike, key=self.evaluator.preference):
-            if len(looked_at) == LOOKED_AT - 1:
-                break
+        for fit in (*sorted(alike, key=self.evaluator.preference), *last):
+            if len(looked_at) >= LOOKED_AT - len(last) and fit is not least:
+                continue
             if any(_too_large_alike(fit, former, most) for former in looked_at) or not self._may_take(fit, most):
                 continue
             looked_at.append(self.plan_of(fit))
             if looked_at[-1].forecast.reserved <= most:
                 return looked_at[-1]
-        least = max(alike, key=self._saving)
-        if not self.evaluator.is_traced(least):  # not worth the seconds: most users do not need an alternative
-            self.knows_smallest = False
-            return None
-        if any(former.fit == least for former in looked_at) or not self._may_take(least, most):
-            return None
-        found = self.plan_of(least)
-        return found if found.forecast.reserved <= most else None
+        return None
 
     def _may_take(self, fit: FitConfig, most: int) -> bool:
         """Return whether a fit's tensors take at most ``most`` bytes; False if there is no time left to trace it."""
