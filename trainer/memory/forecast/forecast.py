@@ -22,7 +22,7 @@ from trainer.memory.allocator.replay import (
 )
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
-from trainer.memory.forecast.host_memory import host_bytes
+from trainer.memory.forecast.host_memory import host_bytes, streamed_bytes
 from trainer.memory.forecast.peaks import HighPoint, high_points
 from trainer.memory.forecast.results import RULES, ForecastResult, OomResult, is_full, most_reserved, without_details
 from trainer.memory.forecast.schedule import (
@@ -445,12 +445,16 @@ def _seconds(schedule: RunSchedule, seconds: Seconds, retrying: float) -> dict[F
 
 def _outcome(workload: Workload, simulation: Simulation, *, brief: bool) -> ForecastResult:
     """Return the forecast of each phase that uses memory, in order."""
+    loading = [simulation.phases[phase] for phase in ("load", "quantise") if phase in simulation.phases]
+    streamed = streamed_bytes(played.trace for replayed in loading for played in replayed.played)
     return tuple(
         PhaseForecast(
             phase=phase,
             allocated=replayed.allocated(replayed.peak_allocated()),
             reserved=replayed.reserved(replayed.peak_reserved()),
-            host=PROCESS_BYTES + _host_bytes(workload, phase, replayed),
+            host=PROCESS_BYTES
+            + _host_bytes(workload, phase, replayed)
+            + (0 if phase in ("cache_pictures", "cache_texts") else streamed),
             seconds=0.0,
             peaks=() if brief else _peaks(replayed),
             timeline=() if brief else replayed.timeline(SAMPLES),

@@ -57,6 +57,11 @@ def host_bytes(
             return 0
 
 
+def streamed_bytes(load: Iterable[MemoryTrace]) -> int:
+    """Return the bytes of weights that stay in main memory after loading, because they are streamed to the GPU."""
+    return sum(work.bytes * work.count for trace in load for work in trace.work if work.kind == "copy")
+
+
 def _images_waiting(workload: Workload) -> int:
     """Return the bytes of data waiting in the encoding pipeline: fp32 images with masks, and unwritten latents."""
     width, height = workload.buckets[0].size

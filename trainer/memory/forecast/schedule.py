@@ -20,6 +20,7 @@ from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import batched_samples, measured_samples, steps_per_epoch
 from trainer.memory.device.roofline import loading_seconds
 from trainer.memory.forecast.cache_shards import NO_LATER_SHARDS, LaterShards, first_shard, later_shards
+from trainer.memory.forecast.host_memory import streamed_bytes
 from trainer.memory.forecast.results import ResultStore
 from trainer.memory.trace.library import Steps, T, TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Totals, TraceSummary, Work, total_in_sequence
@@ -441,7 +442,7 @@ class RunSchedule:
         """Return the seconds to load all weights that training needs."""
         traces = (*self.traces("load"), *self.traces("quantise"))
         size = sum(storage.bytes for trace in traces for storage in trace.storages if storage.kind == "weights")
-        return loading_seconds(size, self.rate)
+        return loading_seconds(size + streamed_bytes(traces), self.rate)
 
 
 def _pixels(size: Size) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_sampler
 from trainer.base.encoding import TextConditioning, encode_texts, posterior
 from trainer.base.families import TextEncoder
+from trainer.base.streaming import StreamedWeight
 from trainer.config.job import PromptConfig
 from trainer.config.optimizer import averages_weights
 from trainer.dataset.cache_keys import LATENT_SCALE, text_batch_size
@@ -187,7 +189,7 @@ def _load_trace(workload: Workload, name: str) -> MemoryTrace:
     encoders = bare_text_encoders(workload) if workload.trained_texts else []
     with recording("math") as tracer:
         if stream:
-            stream.on_freed = lambda weight: tracer.record_free(weight.parameter)
+            stream.on_freed = partial(_record_move_to_host, tracer)
         with tracer.stage(name):
             place(unet, dtype, placer)
         with tracer.stage("load"):
@@ -197,6 +199,12 @@ def _load_trace(workload: Workload, name: str) -> MemoryTrace:
                 engine = engine_around(workload, unet, encoders, stream=stream)
             label_engine(tracer, engine)
         return tracer.cut(name)
+
+
+def _record_move_to_host(tracer: Tracer, weight: StreamedWeight) -> None:
+    """Record that a weight leaves the GPU after it was placed; its copy is the only one in a load trace."""
+    tracer.record_free(weight.parameter)
+    tracer.record_copy(weight.bytes)
 
 
 def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> None:

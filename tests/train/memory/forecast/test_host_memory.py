@@ -13,14 +13,20 @@ import pytest
 import torch
 from numpy.random import default_rng
 
+from tests.support.plans import device_state_with
 from tests.support.waiting import until
 from tests.train.memory.trace.test_other_phases import CPU, played, subject, tiny
 from trainer.adapter.attach import initial_weights
-from trainer.config.fit import FitConfig
-from trainer.memory.forecast.host_memory import CROPS_WAITING, IMAGE_BYTES, host_bytes
+from trainer.base import streaming
+from trainer.base.streaming import streamed_modules
+from trainer.config.fit import FitConfig, StreamAmount
+from trainer.memory.forecast.forecast import PROCESS_BYTES, forecast
+from trainer.memory.forecast.host_memory import CROPS_WAITING, IMAGE_BYTES, host_bytes, streamed_bytes
 from trainer.memory.trace import other_phases
+from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Storage
-from trainer.memory.trace.meta_models import empty_engine
+from trainer.memory.trace.meta_models import bare_unet, empty_engine
+from trainer.memory.trace.store import TraceStore
 from trainer.training.checkpoint import Checkpoint, save_checkpoint
 from trainer.training.data.pipeline import READER_THREADS, Pipeline
 
@@ -51,6 +57,20 @@ def test_loading_holds_one_tensor_twice_or_the_adapters_first_weights() -> None:
     # At a high rank the adapter is larger than any weight of a tiny base.
     large = tiny("sd15", CPU, rank=64)
     assert host_bytes("load", large, other_phases.load(large), ()) == first_weights(large)
+
+
+@pytest.mark.parametrize("stream", ["none", 2, "full"])
+def test_streamed_weights_stay_in_main_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: StreamAmount
+) -> None:
+    monkeypatch.setattr(streaming, "MIN_BYTES", 1 << 12)
+    wanted = tiny("sd15", FitConfig(dtype="bf16", stream=stream))
+    weights = [weight for block in streamed_modules(bare_unet(wanted).unet, stream) for weight in block.parameters()]
+    large = sum(2 * weight.numel() for weight in weights if 2 * weight.numel() >= 1 << 12)
+    assert streamed_bytes(other_phases.load(wanted)) == large
+    found = forecast(wanted, device_state_with(1 << 34), TraceLibrary(TraceStore(tmp_path)))
+    by_phase = {phase.phase: phase.host for phase in found.phases}
+    assert by_phase["train"] == PROCESS_BYTES + large and (large > 0) == (stream != "none")
 
 
 def first_weights(wanted: other_phases.Subject) -> int:
