@@ -104,7 +104,7 @@ def test_another_trainers_file_makes_a_hundred_notes_at_most(folder):
     (folder / "k.toml").write_text(f'[general]\n{keys}[[datasets]]\n[[datasets.subsets]]\nimage_dir = "."\n', "utf-8")
     notes = import_dataset(folder / "k.toml").notes
     assert len(notes) == 101
-    assert notes[-1] == "More settings of the file were not imported."
+    assert notes[-1] == "Other settings in the file were not imported."
 
 
 def test_messages_have_an_end(capsys):

@@ -167,7 +167,7 @@ def _refuse_other_formats(path: Path, header: Header, keys: Mapping[Slot, Mappin
 
 
 def _flatten(module: str) -> str:
-    """Return a layer name from any naming in the flattened form that `names.aliases` uses."""
+    """Convert a layer name of any naming scheme to the flattened form that `names.aliases` uses."""
     name = module.replace(".processor.", ".").replace(".", "_").removeprefix("lora_")
     return f"{name}_0" if name.endswith("_to_out") else name
 

@@ -60,7 +60,9 @@ def add_commands(commands: Commands) -> None:
     check.add_argument(
         "--show-captions", action="store_true", help="show the caption of every image as used in the first epoch"
     )
-    check.add_argument("--all", action="store_true", help=f"list all files of each problem, not only {_MOST_PATHS}")
+    check.add_argument(
+        "--all", action="store_true", help=f"list every file with each problem, not just the first {_MOST_PATHS}"
+    )
 
     inspect = add_command(commands, "inspect", "show what a base model or LoRA file contains", run_inspect)
     inspect.add_argument("file", metavar="FILE", type=Path, help="a .safetensors file or a diffusers folder")

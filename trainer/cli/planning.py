@@ -11,8 +11,8 @@ Serving does not require torch. Requests follow trainer/protocol/processes.py:
     {"id": 1, "state": "tracing", "stale": {...}}    memory traces are missing and are being recorded, which takes
                                                      seconds; "stale" is the last plan for that job or recipe, or null
     {"id": 1, "state": "pick", "plan": {...}}        the pick, before its alternatives are known; if traces are missing,
-                                                     an earlier "pick" with "complete" false has a fit that works:
-                                                     the previous pick, or the fit that needs the least memory
+                                                     a preliminary "pick" with "complete" false is sent first, whose
+                                                     fit works: the previous pick, or the one that needs least memory
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
 
 In a plan, "remarks" are codes with values, and "room" says how to free memory, as a code with programs and bytes; see

@@ -163,7 +163,7 @@ def slowness(event: events.Slow) -> str:
     """Return in words why steps are slow."""
     reasons = {
         "spilled": "the GPU is full, and its driver may use main memory instead",
-        "others": "other programs use the GPU",
+        "others": "other programs are using the GPU",
         "hot": "the GPU is hot and slows itself down",
     }
     reason = reasons.get(event.reason, "the reason is unknown; check other programs and power saving")

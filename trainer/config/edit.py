@@ -248,7 +248,7 @@ class _Block:
 
 
 class _Edit:
-    """The lines of a text while they are changed to contain `values`."""
+    """An edit in progress: the lines of a text, which are being changed to contain `values`."""
 
     def __init__(self, lines: list[_Line], values: Mapping[str, Any], newline: str) -> None:
         self.lines = lines

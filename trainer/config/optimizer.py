@@ -87,7 +87,7 @@ class AdafactorConfig(Section):
     clip_threshold: float = Field(default=1.0, gt=0.0)
     """Updates whose root mean square is above this threshold are scaled down to it."""
     decay_rate: float = Field(default=-0.8, lt=0.0)
-    """Exponent of the running average of squared gradients; typically -0.8."""
+    """Exponent that sets how the decay of the squared gradient average changes with the step; typically -0.8."""
     beta1: Beta | None = None
     """Momentum: decay rate of the gradient average; default: no momentum, which saves memory."""
     weight_decay: WeightDecay = 0.0

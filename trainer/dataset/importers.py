@@ -75,7 +75,7 @@ class ImportedDataset:
     def note(self, sentence: str) -> None:
         """Add a note unless it is already there; after 100 notes, add only that there are more."""
         if len(self.notes) >= _MOST_NOTES:
-            sentence = "More settings of the file were not imported."
+            sentence = "Other settings in the file were not imported."
         if len(self.notes) <= _MOST_NOTES and sentence not in self.notes:
             self.notes.append(sentence)
 

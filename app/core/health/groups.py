@@ -111,7 +111,7 @@ class JudgingTarget(NamedTuple):
     """Whether the lines of a caption form one caption or are alternative variants."""
 
     def recipe(self) -> RecipeConfig:
-        """Return a recipe with these settings and defaults for all others. Raises pydantic's ValueError."""
+        """Return a recipe with these settings, and defaults for all others; raises ValueError if one is invalid."""
         from trainer.config.recipe import RecipeConfig
 
         return RecipeConfig.model_validate({"resolution": self.resolution, "token_chunks": self.tokens})

@@ -56,7 +56,7 @@ def open_images(library: Library, folders: Iterable[Path]) -> list[ImageFolder]:
 
 
 def new_values(name: str, images: Sequence[ImageFolder], folder: Path, stated: Mapping[str, Any]) -> Values:
-    """Return the values of a new job whose file will be in `folder`; `stated` has further values, by dotted key."""
+    """Return the values of a new job whose file will be in `folder`, including those in `stated`, by dotted key."""
     values: Values = {"schema": SCHEMA, "name": name}
     for key, value in stated.items():
         put(values, key, value)

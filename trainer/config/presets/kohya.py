@@ -177,7 +177,7 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
     arguments.pop("dropout", None)  # same as ss_network_dropout
     for name in ("rank_dropout", "module_dropout"):
         mapped.set(name, _number(arguments.pop(name, None)))
-    mapped.notes.extend(f"ss_network_args.{_short(key)}: is not supported" for key in list(arguments)[:20])
+    mapped.notes.extend(f"ss_network_args.{_short(key)}: not supported" for key in list(arguments)[:20])
 
 
 def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
@@ -212,7 +212,7 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
         elif key == "betas" and isinstance(value, tuple):
             stated.update(zip(("beta1", "beta2"), value, strict=False))
         elif value not in (None, False):
-            mapped.notes.append(f"ss_optimizer.{key}: is not supported")
+            mapped.notes.append(f"ss_optimizer.{key}: not supported")
     mapped.set("optimizer", stated)
     if name == "prodigy":
         _one_rate(mapped)

@@ -82,7 +82,7 @@ def _opened_fault(data: bytes) -> str | None:
         image.load()
         hidden = sorted(str(key) for key in image.info if key not in _HARMLESS)
         if hidden:
-            return "contains EXIF or text, which may reveal who made it and where; save it without"
+            return "contains EXIF data or text, which may reveal who made it and where; save it without metadata"
     return None
 
 

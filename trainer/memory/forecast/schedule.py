@@ -72,7 +72,7 @@ def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
 
 @dataclass(frozen=True)
 class GraphSchedule:
-    """Traces that capturing CUDA graphs adds to a run; they are replayed in this order, after steps without graphs."""
+    """Extra traces of a run that captures CUDA graphs; they are replayed in this order, after steps without graphs."""
 
     kept: tuple[MemoryTrace, ...]
     """Traces of storages that are never freed."""

@@ -50,7 +50,7 @@ class Preference(NamedTuple):
     changes: int
     """Number of settings that differ from their defaults."""
     drawing: int
-    """Seconds of all previews on the scale of ``time``; ranked low because previews take little time."""
+    """Total time of all previews, in the same units as ``time``; ranked low because previews take little time."""
     bytes: int
     """Peak bytes of tensors over all phases."""
 
