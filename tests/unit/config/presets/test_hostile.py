@@ -191,8 +191,8 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "WebP bomb": (with_picture(webp_of_size(b"VP8X", bytes(4) + b"\xff\x3f\0\xff\x3f\0")), "wider or taller than 1024"),
     "lossless bomb": (with_picture(webp_of_size(b"VP8L", b"\x2f\xff\xff\xff\x0f")), "wider or taller than 1024"),
     "lossy bomb": (with_picture(webp_of_size(b"VP8 ", bytes(6) + b"\xff\x3f\xff\x3f")), "wider or taller than 1024"),
-    "picture that tells": (with_picture(marked_png()), "contains EXIF or text"),
-    "picture that locates": (with_picture(located_jpeg()), "contains EXIF or text"),
+    "picture that tells": (with_picture(marked_png()), "contains EXIF data or text"),
+    "picture that locates": (with_picture(located_jpeg()), "contains EXIF data or text"),
     "picture that moves": (with_picture(animated()), "is animated"),
 }
 
