@@ -69,7 +69,7 @@ class EmulatedGpu:
         return "-m", "tests.emulated_gpu.machine", "mark", str(mark), str(events or ""), function, str(call)
 
     def release(self) -> None:
-        """Give back the memory that `fill_when` or `fill_in` took, and let nobody take it again."""
+        """Release the memory that `fill_when` or `fill_in` took, and take none again."""
         for name in ("FILE", "TEXT", "LEAVE_MIB", "PID"):
             self.settings.pop(f"FILL_{name}", None)
         self.state.unlink(missing_ok=True)

@@ -52,8 +52,7 @@ class StreamedWeight:
         """Copy the values to the device; asynchronous if they are in pinned memory."""
         if self.host is None:
             return
-        view = torch.empty(0, dtype=torch.uint8, device=self.parameter.device)
-        view.set_(self.storage).copy_(self.host, non_blocking=True)
+        _bytes_in(self.storage).copy_(self.host, non_blocking=True)
 
     def free(self) -> None:
         """Free the memory on the device."""
@@ -264,9 +263,14 @@ def _move_to_host(parameter: nn.Parameter) -> StreamedWeight:
     host = None
     if storage.device.type != "meta":
         host = _pinned(size) if storage.device.type == "cuda" else torch.empty(size, dtype=torch.uint8)
-        host.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+        host.copy_(_bytes_in(storage))
     storage.resize_(0)
     return StreamedWeight(parameter, storage, size, host)
+
+
+def _bytes_in(storage: torch.UntypedStorage) -> Tensor:
+    """Return the content of a storage as uint8 (n,), without a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _pinned(size: int) -> Tensor:
@@ -275,9 +279,10 @@ def _pinned(size: int) -> Tensor:
     PyTorch's own allocator rounds pinned memory up to powers of two, which would take a quarter more memory for SDXL.
     Without pinning, copies are slower and do not overlap with computation.
     """
-    whole = torch.empty(-(-size // _PAGE) * _PAGE + _PAGE, dtype=torch.uint8)
+    rounded = -(-size // _PAGE) * _PAGE
+    whole = torch.empty(rounded + _PAGE, dtype=torch.uint8)
     start = -whole.data_ptr() % _PAGE
-    pages = whole[start : start + -(-size // _PAGE) * _PAGE]  # whole pages, so that no page is pinned twice
+    pages = whole[start : start + rounded]  # whole pages, so that no page is pinned twice
     failed = int(torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), pages.numel(), 0))  # type: ignore[no-untyped-call]
     if failed:
         _LOG.debug("Could not pin %d bytes of main memory: CUDA error %d", size, failed)

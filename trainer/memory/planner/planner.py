@@ -349,7 +349,7 @@ class _Planning:
     def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
         """Return the fits of the same precision that are or may be faster than the pick, all rejected by the search."""
         time = self.evaluator.preference(pick).time
-        alike = [fit for fit in self.choices if fit.quantize == pick.quantize and fit.stream in ("none", pick.stream)]
+        alike = [fit for fit in self.choices if placement_of(fit) == placement_of(pick)]
         return [fit for fit in alike if self.evaluator.preference(fit).time < time]
 
     def _known_exactly(self, fit: FitConfig) -> bool:
@@ -449,7 +449,6 @@ class _Planning:
     def _saving(self, fit: FitConfig) -> tuple[int, ...]:
         """Return a fit's sort key: the larger it is, the more memory the fit saves."""
         return (
-            placement_of(fit).streams,
             self.placements.index(placement_of(fit)),
             self.sets.index(fit.gradient_checkpointing or "none"),
             -(fit.micro_batch or 1),

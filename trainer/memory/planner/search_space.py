@@ -143,7 +143,7 @@ def fallbacks_below(
         for fewer in [fewer for fewer in micro_batches(effective_batch) if fewer < size]:
             steps.append(FallbackStep(exact=False, micro_batch=fewer))
             size = fewer
-    if not placement.streams and written.stream is None:
+    if written.stream is None:  # otherwise the base is stored as the user wrote
         steps.append(FallbackStep(exact=True, stream="full"))
     if fit.allow_quantized and written.quantize is None:
         steps += _quantization_steps(
