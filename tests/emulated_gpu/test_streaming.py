@@ -23,6 +23,8 @@ def test_a_streamed_run_ends_with_a_lora_and_takes_what_was_forecast(
     run = job.parent / "runs" / "test"
     assert (run / "output" / "test.safetensors").exists()
     report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    for phase in ("first_step", "train"):
-        found = report["phases"][phase]
-        assert found["measured"]["allocated"] == pytest.approx(found["forecast"]["allocated"], rel=0.02), phase
+    for phase in ("load", "first_step", "train", "validate", "preview", "checkpoint", "save"):
+        measured, forecast = (report["phases"][phase][kind] for kind in ("measured", "forecast"))
+        tolerance = 0.005 if phase == "load" else 0.001  # loading takes 42 kB more than forecast
+        assert measured["allocated"] == pytest.approx(forecast["allocated"], rel=tolerance), phase
+        assert measured["reserved"] == forecast["reserved"], phase

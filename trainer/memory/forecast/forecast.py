@@ -45,7 +45,7 @@ from trainer.protocol.records import to_record
 K = TypeVar("K")
 V = TypeVar("V")
 Join = Literal["replace", "extend", "highest"]
-"""What to do with a phase's earlier result: replace it, extend it, or keep whichever reserves more."""
+"""What to do with a phase's earlier result: replace it, extend it, or keep whichever reserves (or allocates) more."""
 TraceGroups = tuple[tuple[int, ...], ...]
 """Identities (id()) of the traces replayed so far, by group; runs that replayed the same traces share a result."""
 
@@ -73,7 +73,7 @@ class Simulation:
     allocator: Allocator = field(init=False)
     names: dict[str, SurvivingStorage] = field(default_factory=dict)
     phases: dict[ForecastPhase, Replayed] = field(default_factory=dict)
-    """Replayed phases; for a repeated phase, the occurrence that reserves the most memory."""
+    """Replayed phases; for a repeated phase, the occurrence that reserves (or else allocates) the most."""
     round_retries: tuple[int, ...] = ()
     """For each trace in the last round of training, how often all cached memory was returned to make room."""
     failure: Failure | None = None
@@ -102,7 +102,7 @@ class Simulation:
                 self.allocator.empty_cache()
         if played:
             now = Replayed(tuple(played), self.failure)
-            self.phases[phase] = max(former, now, key=_reserved) if former and join == "highest" else now
+            self.phases[phase] = max(former, now, key=_peak_bytes) if former and join == "highest" else now
         return self.failure is None
 
     def copy(self, capacity: int | None) -> Simulation:
@@ -132,8 +132,13 @@ class Simulation:
         return max(int(played.reserved.max()) for phase in self.phases.values() for played in phase.played)
 
 
-def _reserved(phase: Replayed) -> int:
-    return phase.reserved(phase.peak_reserved())
+def _peak_bytes(phase: Replayed) -> tuple[int, int]:
+    """Return the most bytes reserved and the most allocated in a phase.
+
+    Reserved bytes often remain the same while allocated ones grow: by a workspace of cuBLAS, for instance, that the
+    first step takes from cached memory and keeps.
+    """
+    return phase.reserved(phase.peak_reserved()), phase.allocated(phase.peak_allocated())
 
 
 def simulate_run(schedule: RunSchedule, device_state: DeviceState, capacity: int | None) -> Simulation:
