@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trainer.cli import plan_text, words
 from trainer.cli.common import Commands, add_command, echo_json, echo_lines
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, sentence_and_remedy
+from trainer.protocol.records import to_record
 from trainer.protocol.text import share
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trainer.memory.planner.request import PlanRequest
     from trainer.memory.planner.suggestions import Suggestion
     from trainer.memory.trace.library import TraceLibrary
+    from trainer.protocol.plan import KnownPeak
 
 # A plan creates millions of long-lived objects; collecting garbage as often as by default would cost 10 %.
 GC_THRESHOLD = 200_000
@@ -69,7 +71,8 @@ def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Na
 
     if options.json:
         planned = planned_for(request, traces)
-        echo_json(as_json(request, planned), indent=1)
+        peaks = [to_record(peak) for peak in _known_peaks(request, planned, traces)]
+        echo_json({**as_json(request, planned), "known_peaks": peaks}, indent=1)
         return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
     echo_lines(_header(request))
     planned = planned_for(request, traces, lambda found: echo_lines(plan_text.pick_rows(found, _batch(request))))
@@ -171,6 +174,18 @@ def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) 
         yield from plan_text.encoded_again(again, plan.forecast)
     yield ""
     yield from plan_text.suggestions(_suggestions(request, plan, traces))
+
+
+def _known_peaks(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) -> Sequence[KnownPeak]:
+    """Return the peaks A to I of the plan; none on the CPU, for which a forecast has no timeline."""
+    from trainer.memory.forecast.known_peaks import known_peaks
+    from trainer.memory.forecast.schedule import RunSchedule
+
+    plan = planned.pick or planned.smaller
+    if plan is None or planned.device_state.on_cpu:
+        return ()
+    workload = replace(request.workload, fit=plan.fit)
+    return known_peaks(RunSchedule(workload, traces, request.counts, planned.device_state.rate))
 
 
 def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:

@@ -60,3 +60,29 @@ class MemoryAdvice:
     bytes: int
     """For `close`, the bytes that the programs use; otherwise, the bytes to free."""
     programs: tuple[str, ...] = ()
+
+
+PeakReason = Literal["not_quantized", "small_output", "lower_than_middle", "not_reached"]
+
+
+@json_keys("peak", "occurs", "bytes", "moment", "reason")
+@dataclass(frozen=True, slots=True)
+class KnownPeak:
+    """One of the nine kinds of memory peaks that Salisbury (2024) found when fine-tuning language models.
+
+    `docs/memory.md` describes them and says which can occur when a LoRA for a diffusion model is trained.
+    """
+
+    peak: str
+    """The letter in the paper, from A to I."""
+    occurs: bool
+    """Whether memory peaks at this moment, so that it may be what limits a GPU."""
+    bytes: int | None = None
+    """Allocated bytes at this moment, whether or not it is a peak; None if the run has no such moment."""
+    moment: str = ""
+    """Name of the moment, as in the peaks of a forecast; empty if the run has no such moment."""
+    reason: PeakReason | None = None
+    """Why it does not occur. not_quantized: the base is loaded unquantized. small_output: the loss is computed from a
+    prediction as small as the latents, where a language model predicts a number for each word of its vocabulary.
+    lower_than_middle: the middle of the same block's backward is higher. not_reached: no adapter weight needs it.
+    """

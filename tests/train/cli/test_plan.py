@@ -69,6 +69,11 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
     assert sum(line.endswith("peak") for line in lines) == 1
     assert any(line.startswith("TO USE LESS") for line in lines)
     assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states
+    peaks = {peak["peak"]: peak for peak in found["known_peaks"]}
+    assert "".join(peaks) == "ABCDEFGHI" and peaks["A"]["reason"] == "not_quantized"
+    training = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "train")
+    workspaces = 20 * 2**20
+    assert training["allocated"] - workspaces < peaks["E"]["bytes"] <= training["allocated"]
 
 
 def test_where_encoding_alone_takes_as_much_no_plan_is_called_smaller(

@@ -73,6 +73,12 @@ class HighPoint:
     """Allocated bytes, minus those allocated when the trace began."""
 
 
+def moment_name(trace: MemoryTrace, event: int) -> str:
+    """Return the name for users of the moment at which an event allocates a storage."""
+    storage = trace.storages[trace.events[event]]
+    return _words(storage.stage, storage.module, _blocks_of(trace.storages))
+
+
 class BlockCounts(NamedTuple):
     """Numbers of down and up blocks in a model."""
 

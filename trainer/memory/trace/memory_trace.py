@@ -154,14 +154,19 @@ def totals(trace: MemoryTrace) -> Totals:
 
     They are a lower bound for any allocator, because blocks that are not split can only add to them.
     """
+    running = running_bytes(trace)
+    return Totals(int(running[-1]), max(0, int(running.max()))) if len(running) else NOTHING
+
+
+def running_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
+    """Return, for each event, the bytes allocated after it minus those at the beginning, as `Totals` counts them."""
     sizes = np.array(
         [0 if storage.kind == "workspace" else -(-storage.bytes // BLOCK) * BLOCK for storage in trace.storages],
         dtype=np.int64,
     )
     died = trace.events < 0
-    changes = sizes[np.where(died, ~trace.events, trace.events)]
-    running = np.cumsum(np.where(died, -changes, changes))
-    return Totals(int(running[-1]), max(0, int(running.max()))) if len(running) else NOTHING
+    changes = sizes[np.where(died, ~trace.events, trace.events)] if len(sizes) else np.zeros(0, np.int64)
+    return np.cumsum(np.where(died, -changes, changes))
 
 
 def summary_of(trace: MemoryTrace) -> TraceSummary:
