@@ -55,6 +55,7 @@ def add_commands(commands: Commands) -> None:
         help="override a key of the job, such as recipe.rank=32; repeatable",
     )
     train.add_argument("--recipe", metavar="PRESET", help="override the job's recipe with the values of this preset")
+    _add_snapshot(train)
     add_json(train)
     _add_queued(train)
 
@@ -72,6 +73,7 @@ def add_commands(commands: Commands) -> None:
         help="with --steps: stretch the learning-rate schedule over the new length (default), hold its last value, "
         "or restart it for the added steps",
     )
+    _add_snapshot(resume)
     add_json(resume)
     _add_queued(resume)
 
@@ -129,7 +131,8 @@ def run_train(options: argparse.Namespace) -> int:
                 from trainer.memory.device.calibration import learn
                 from trainer.training.run.start import start
 
-            return start(options.job, overrides, on_event, plan_run, learn, made, text)
+            snapshot = options.memory_snapshot
+            return start(options.job, overrides, on_event, plan_run, learn, made, text, memory_snapshot=snapshot)
 
     return _carried_out(options, train)
 
@@ -144,9 +147,26 @@ def run_resume(options: argparse.Namespace) -> int:
                 from trainer.memory.device.calibration import learn
                 from trainer.training.run.resume import resume
 
-            return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn, made=made)
+            return resume(
+                run,
+                on_event,
+                steps=options.steps,
+                schedule=options.schedule,
+                learn=learn,
+                made=made,
+                memory_snapshot=options.memory_snapshot,
+            )
 
     return _carried_out(options, resume_run)
+
+
+def _add_snapshot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--memory-snapshot",
+        action="store_true",
+        help="record the GPU memory and write memory-snapshot-*.pickle into the run's folder: after loading, after "
+        "the first steps, when memory runs out, and at the end; open them at pytorch.org/memory_viz",
+    )
 
 
 def _add_queued(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,8 @@ from trainer.protocol.reading import UnusableFileError, parse_json, path_of, rea
 from trainer.protocol.records import build, json_keys, moment, renamed, to_record
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
+MemorySnapshot = Literal["load", "first-steps", "out-of-memory", "end"]
+"""Moment at which a memory snapshot is saved."""
 
 _LIST_PATIENCE = 10.0  # seconds; a writer locks the list of runs for milliseconds
 _FORGOTTEN = "forgotten"
@@ -126,6 +128,10 @@ class RunDirectory:
                 ) from error
             with self._faults_recorded():
                 yield
+
+    def memory_snapshot(self, moment: MemorySnapshot) -> Path:
+        """Return the file of the memory snapshot saved at a moment; a later attempt replaces it."""
+        return self.path / f"memory-snapshot-{moment}.pickle"
 
     def is_alive(self) -> bool:
         """Return whether an engine is running the run, in this process or another one."""

@@ -61,8 +61,10 @@ def test_a_job_is_trained_drawn_with_and_its_cache_pruned(job, tmp_path, capsys,
     monkeypatch.setattr(gpu, "list_gpus", lambda: [card])
     unknown = encoded_at_start(job)
     assert min(unknown) >= 4
-    assert cli.main(["train", str(job), "--set", "recipe.steps=2", "--set", "name=whole"]) == 0
+    words = ["--set", "recipe.steps=2", "--set", "name=whole", "--memory-snapshot"]
+    assert cli.main(["train", str(job), *words]) == 0
     told = capsys.readouterr().out.splitlines()
+    assert any("no memory snapshot" in line for line in told)  # on the CPU
     assert "Train: 2" in told
     assert told[-1] == "Done after 2 steps. The LoRA is output/whole.safetensors."
     assert (encoded_at_start(job), encoded_at_start(job, "RTX 3060")) == ((0, 0), unknown)

@@ -19,6 +19,7 @@ from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.text import share
 from trainer.training.device.out_of_memory import MIB, current_gpu_info
 from trainer.training.engine import Engine, StepResult, TrainingProgress
+from trainer.training.reporting.memory_history import MemoryHistory
 from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
 
@@ -30,6 +31,8 @@ WARM_UP = 5
 WINDOW = 50
 # Current GPUs begin to throttle at about this temperature.
 HOT_CELSIUS = 87
+# Steps after which the memory history is saved: the first creates the optimizer's state, the second is like all later.
+FIRST_STEPS = 2
 FULL_SHARE = 0.97
 OTHERS_BUSY_BYTES = 512 * MIB
 
@@ -95,6 +98,26 @@ class StepEventCallback:
         )
         if result.skipped:
             self.reporter.write(events.Skipped(step=result.step, reason=result.skipped))
+
+
+class SnapshotCallback:
+    """Callback that saves memory snapshots before and after the first steps, whose events are overwritten later."""
+
+    phase: ForecastPhase = "train"
+
+    def __init__(self, history: MemoryHistory) -> None:
+        self.history = history
+        self._steps = 0
+
+    def at_start(self, progress: TrainingProgress) -> None:
+        """Save the snapshot of caching and loading."""
+        self.history.save("load")
+
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
+        """Save the snapshot once enough steps have been recorded."""
+        self._steps += 1
+        if self._steps == FIRST_STEPS:
+            self.history.save("first-steps")
 
 
 class SlowStepWarning:

@@ -189,6 +189,8 @@ class Recovery:
             forecast=forecast.reserved if forecast else None,
         )
         self.reporter.write(report)
+        if self.meter.history is not None:
+            self.meter.history.save("out-of-memory")
         return report
 
     def _free(self) -> None:

@@ -15,6 +15,7 @@ from trainer.host import private_bytes
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.device.out_of_memory import gpu_info
+from trainer.training.reporting.memory_history import MemoryHistory
 from trainer.training.reporting.reporter import Reporter
 
 
@@ -36,9 +37,11 @@ class PhaseMemoryMeter:
     On a GPU the allocator records the peaks. Private main memory is only measured in `sample`.
     """
 
-    def __init__(self, device: torch.device, reporter: Reporter) -> None:
+    def __init__(self, device: torch.device, reporter: Reporter, history: MemoryHistory | None = None) -> None:
         self.device = device
         self.reporter = reporter
+        self.history = history
+        """Recording of the memory events of all phases, if the user asked for memory snapshots."""
         self.phase: ForecastPhase = "load"
         self.latest: int | None = None
         """Peak bytes allocated on the GPU between the last two samples; None on the CPU."""
@@ -55,6 +58,8 @@ class PhaseMemoryMeter:
         elif self.device.type == "cuda":
             # The peaks so far come from autotuning before the run and belong to no phase of it.
             torch.cuda.reset_peak_memory_stats(self.device)
+        if self.history is not None:
+            self.history.enter(phase)
         self.phase = phase
         self._uses.setdefault(phase, PhaseMemoryUse())
         self._since = time.monotonic()
@@ -83,10 +88,12 @@ class PhaseMemoryMeter:
         return torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
 
     def close(self) -> None:
-        """Write an event with the final memory and seconds of every phase, for the report."""
+        """Write an event with the final memory and seconds of every phase, for the report; stop measuring."""
         self.sample()
         for phase in self._uses:
             self._report(phase)
+        if self.history is not None:
+            self.history.close()
 
     def _report_if_risen(self, phase: ForecastPhase) -> None:
         use = self._uses[phase]

@@ -45,13 +45,15 @@ def resume(
     schedule: Extension = "stretch",
     learn: Learn = learn_nothing,
     made: Callable[[Path], object] = lambda _: None,
+    memory_snapshot: bool = False,
 ) -> int:
     """Continue a run from its newest undamaged checkpoint and return the exit code.
 
     ``steps`` sets a new total number of steps. ``schedule`` determines the learning rate in that case: "stretch"
     spreads its curve over the new length, "hold" keeps its last value, "restart" repeats the curve over the added
-    steps. ``made`` is called with the run's folder as soon as this process holds its lock. Raises RunError if the job,
-    the base or the listing has changed since the run started.
+    steps. ``made`` is called with the run's folder as soon as this process holds its lock. ``memory_snapshot``
+    records the GPU memory for PyTorch's viewer. Raises RunError if the job, the base or the listing has changed since
+    the run started.
     """
     _secure_attempts(run)
     attempts = run.attempts()
@@ -74,7 +76,7 @@ def resume(
     source = open_base(job.base, reporter.phase)
     require_same_base(facts, source)
     require_same_listing(facts, run)
-    return attempt(run, job, source, reporter, segments, made)
+    return attempt(run, job, source, reporter, segments, made, memory_snapshot=memory_snapshot)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,12 @@ from trainer.training.build import build_parts
 from trainer.training.callbacks.checkpoints import CheckpointCallback, is_restorable
 from trainer.training.callbacks.lora_export import ExportCallback, Exporter
 from trainer.training.callbacks.preview import PreviewCallback, Previewer
-from trainer.training.callbacks.step_events import SlowStepWarning, StepEventCallback, TensorBoardCallback
+from trainer.training.callbacks.step_events import (
+    SlowStepWarning,
+    SnapshotCallback,
+    StepEventCallback,
+    TensorBoardCallback,
+)
 from trainer.training.callbacks.validation import ValidationCallback, Validator
 from trainer.training.device.device import attention_kernels
 from trainer.training.device.out_of_memory import cap_memory
@@ -30,6 +35,7 @@ from trainer.training.engine import Callback, Engine, StepResult, TrainingProgre
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.recovery.recovery import RecoverableCallback, Recovery
+from trainer.training.reporting.memory_history import start_history
 from trainer.training.reporting.memory_use import PhaseMemoryMeter, warn_of_allocator
 from trainer.training.reporting.report import make_report, summarize
 from trainer.training.reporting.reporter import Control, Interrupted, Order, Reporter, answer
@@ -52,6 +58,8 @@ class Attempt:
         reporter: Reporter,
         control: Control,
         segments: Sequence[Segment],
+        *,
+        memory_snapshot: bool = False,
     ) -> None:
         self.run = run
         self.job = job
@@ -63,7 +71,8 @@ class Attempt:
         self.previewer = Previewer(job, source, self.parts.cache, run.samples)
         self.exporter = Exporter(run, job, source, images, self.parts.batches.steps_per_epoch)
         self.plan = ActivePlan.of(job)
-        self.meter = PhaseMemoryMeter(self.parts.device, reporter)
+        history = start_history(run, self.parts.device, reporter) if memory_snapshot else None
+        self.meter = PhaseMemoryMeter(self.parts.device, reporter, history)
         evaluators = (self.validator, self.previewer)
         self.manager = EngineManager(job, self.parts, segments, self.plan, evaluators, run.checkpoints, reporter.notice)
         self.forecast = read_forecast(run.forecast)
@@ -168,6 +177,7 @@ class Attempt:
         curves = [TensorBoardCallback(self.run.path / "tensorboard")] if self.job.report.tensorboard else []
         return [
             StepEventCallback(engine, self.reporter, self.meter),
+            *([SnapshotCallback(self.meter.history)] if self.meter.history else []),
             SlowStepWarning(engine, self.reporter),
             *curves,
             ValidationCallback(engine, self.validator, self.reporter),

@@ -81,21 +81,25 @@ def start(
     learn: Learn = learn_nothing,
     made: Callable[[Path], object] = lambda _: None,
     text: str | None = None,
+    *,
+    memory_snapshot: bool = False,
 ) -> int:
     """Train the job in ``job_path`` from its beginning and return the exit code.
 
     Nothing is written before the job, its base and its dataset have been checked. Without a ``planner``, fit settings
     that the job leaves open get fixed defaults. ``learn`` is called with the finished run's report, ``made`` with the
-    run's folder as soon as it exists. ``text`` replaces the content of the job file, which is then not read. Raises
-    ImpastoError.
+    run's folder as soon as it exists. ``text`` replaces the content of the job file, which is then not read.
+    ``memory_snapshot`` records the GPU memory for PyTorch's viewer. Raises ImpastoError.
     """
     job = load_job(job_path, overrides, text)
     cache_limit()  # raises now, not hours later, if the limit is not a number
     with gpu_guard("start training"):
-        return _start(job, Reporter(on_event, learn), planner, made)
+        return _start(job, Reporter(on_event, learn), planner, made, memory_snapshot=memory_snapshot)
 
 
-def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable[[Path], object]) -> int:
+def _start(
+    job: Job, reporter: Reporter, planner: Planner | None, made: Callable[[Path], object], *, memory_snapshot: bool
+) -> int:
     source = open_base(job.base, reporter.phase)
     reporter.notice("base", " ".join([f"{source.description}.", *source.evidence]))
     source.require_weights()
@@ -117,7 +121,8 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
     write_listing(run.listing, dataset.images)
     if planned.forecast is not None:
         write_forecast(run.forecast, planned.forecast)
-    return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)], notices=notices)
+    whole = [Segment(0, frozen.recipe.steps or 0)]
+    return attempt(run, frozen, source, reporter, whole, notices=notices, memory_snapshot=memory_snapshot)
 
 
 def autotuned(
@@ -202,11 +207,14 @@ def attempt(
     segments: Sequence[Segment],
     held: Callable[[Path], object] = lambda _: None,
     notices: Sequence[tuple[str, str]] = (),
+    *,
+    memory_snapshot: bool = False,
 ) -> int:
     """Run one attempt at a frozen run under its lock and return the exit code.
 
     However the attempt ends, it writes a final status and a last event. ``held`` is called with the run's folder as
-    soon as it is locked. ``notices`` are (code, sentence) pairs to report.
+    soon as it is locked. ``notices`` are (code, sentence) pairs to report. With
+    ``memory_snapshot``, GPU memory is recorded for PyTorch's viewer.
     """
     facts = {
         "job": frozen_identity(job),
@@ -228,7 +236,7 @@ def attempt(
             reporter.write_to(writer)
             for code, sentence in notices:
                 reporter.notice(code, sentence)
-            work = Attempt(run, job, images, source, reporter, control, segments)
+            work = Attempt(run, job, images, source, reporter, control, segments, memory_snapshot=memory_snapshot)
             reporter.send_heartbeats(lambda phase: run.write_status(work.status(phase, number, "running")))
             return conclude(run, work, reporter, number)
 
