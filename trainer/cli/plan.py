@@ -43,7 +43,7 @@ def add_commands(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override a key of the job, such as recipe.rank=32; repeatable",
+        help="override a key of the job or recipe, such as recipe.rank=32; repeatable",
     )
     plan.add_argument("--explain", action="store_true", help="show each phase, its peaks, and how to use less memory")
     plan.add_argument("--json", action="store_true", help="print everything as JSON, for programs")
@@ -94,13 +94,7 @@ def _request(options: argparse.Namespace) -> PlanRequest:
             sentence = "Could not plan: --recipe is only for plans without a job, which has a recipe of its own."
             raise JobError("plan.question", sentence, "Remove --recipe, or change single keys with --set.")
         return request_of_job(options.job, options.set, options.gpu)
-    if options.set:
-        raise JobError(
-            "plan.question",
-            "Could not plan: --set changes keys of a job, but no JOB is given.",
-            "Name a JOB, or remove --set.",
-        )
-    return request_for_preset(options.family, options.recipe, options.gpu)
+    return request_for_preset(options.family, options.recipe, options.gpu, options.set)
 
 
 def _batch(request: PlanRequest) -> int:

@@ -260,7 +260,7 @@ def _requested(turn: ActiveRequest) -> PlanRequest:
     family = request["family"]
     if family not in ("sd15", "sdxl"):
         raise JobError("plan.family", f'Could not plan: there is no family "{family[:40]}".', 'Use "sd15" or "sdxl".')
-    return request_for_preset(family, request.get("recipe"), request.get("gpu"))
+    return request_for_preset(family, request.get("recipe"), request.get("gpu"), request.get("set", ()))
 
 
 if TYPE_CHECKING:
@@ -319,13 +319,16 @@ def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) ->
     }
 
 
-def request_for_preset(family: Family, recipe: str | None, gpu: str | None) -> PlanRequest:
+def request_for_preset(
+    family: Family, recipe: str | None, gpu: str | None, overrides: Sequence[str] = ()
+) -> PlanRequest:
     """Return the request to plan a preset's recipe (None: the default recipe) on a GPU (None: this PC's)."""
     from trainer.config.presets.library import preset_with_recipe
     from trainer.memory.planner.request import request_without_job
 
     preset = preset_with_recipe(recipe, family) if recipe else None
-    return request_without_job(family, preset.recipe if preset else None, gpu, preset.name if preset else "")
+    name = preset.name if preset else ""
+    return request_without_job(family, preset.recipe if preset else None, gpu, name, overrides=overrides)
 
 
 @contextmanager

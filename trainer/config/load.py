@@ -228,6 +228,17 @@ def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = (
     faults = apply_overrides(data, overrides)
     _protect_base(data)
     faults += make_absolute(data, folder)
+    return _validated(data, source, faults)
+
+
+def changed_job(job: Job, overrides: Sequence[str]) -> Job:
+    """Return a job with ``key=value`` strings applied, which errors call "--set"; raises JobError like `parse_job`."""
+    data = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return _validated(data, "--set", apply_overrides(data, overrides))
+
+
+def _validated(data: Data, source: str, faults: list[str]) -> Job:
+    """Return the job that ``data`` describes; raise JobError with ``faults`` and everything that is invalid in it."""
     try:
         job = Job.model_validate(data)
     except ValidationError as error:

@@ -14,7 +14,7 @@ from trainer.config.base import BaseConfig, Family, Prediction
 from trainer.config.checks import not_forecast
 from trainer.config.fit import FitConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job, PreviewConfig, PromptConfig, ReportConfig
-from trainer.config.load import load_job
+from trainer.config.load import changed_job, load_job
 from trainer.config.recipe import RecipeConfig
 from trainer.config.resolve import Machine, resolve_job
 from trainer.dataset.cache_keys import CacheKeys, latent_bytes, text_bytes
@@ -227,11 +227,16 @@ def request_of_job(
 
 
 def request_without_job(
-    family: Family, recipe: RecipeConfig | None, gpu: str | None, name: str = "", fit: FitConfig | None = None
+    family: Family,
+    recipe: RecipeConfig | None,
+    gpu: str | None,
+    name: str = "",
+    fit: FitConfig | None = None,
+    overrides: Sequence[str] = (),
 ) -> PlanRequest:
     """Return the request for a recipe on a GPU without a job: published base, square images, two prompts.
 
-    Keys set in ``fit`` do not change.
+    Keys set in ``fit`` do not change. ``overrides`` are ``key=value`` strings, such as "recipe.rank=16".
     """
     device_state = device_state_of(gpu)
     prompts = (PromptConfig(prompt="preview"),) * ASSUMED_PROMPTS
@@ -243,7 +248,8 @@ def request_without_job(
         fit=fit or FitConfig(),
         report=ReportConfig(previews=PreviewConfig(prompts=prompts)),
     )
-    source = _assumed(family)
+    job = changed_job(job, overrides) if overrides else job
+    source = _assumed(family, job.base)
     resolved = _resolved(job, source, device_state, ASSUMED_IMAGES)
     workload, counts = _ahead(resolved, source)
     remark = Remark("dataset.assumed", {"images": ASSUMED_IMAGES, "prompts": ASSUMED_PROMPTS})

@@ -14,6 +14,7 @@ from trainer.cli.planning import request_for_preset
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.presets.library import fit_for, read_library
+from trainer.errors import JobError
 from trainer.files.assets import asset_path, preset_path
 from trainer.memory.device.gpu_specs import find_gpu
 from trainer.memory.forecast.forecast import Simulation
@@ -91,6 +92,17 @@ def test_a_card_finds_the_preset_of_its_size(family: Family, gigabytes: int) -> 
     found = fit_for(read_library(), family, find_gpu(f"{gigabytes}GB").total_bytes)
     assert found is not None
     assert found.path.name == file_name(family, gigabytes)
+
+
+def test_a_recipe_without_a_job_can_be_changed() -> None:
+    changed = ["recipe.rank=16", "recipe.resolution=768", "fit.stream=none"]
+    found = request_for_preset("sdxl", "character", "4GB", changed)
+    assert found.written.stream == "none"
+    assert {(bucket.width, bucket.height) for bucket in found.workload.buckets} == {(768, 768)}
+    recipe = found.workload.recipe
+    assert (recipe.rank, recipe.conv_rank, recipe.images.bucket_max) == (16, 16, 1536)  # the last two follow
+    with pytest.raises(JobError, match=r"--set: recipe\.rnk: unknown key \(did you mean rank\?\)"):
+        request_for_preset("sdxl", "character", "4GB", ["recipe.rnk=16"])
 
 
 def test_a_smaller_plan_is_found_behind_faster_ones_that_are_too_large(traces: TraceLibrary) -> None:
