@@ -18,6 +18,7 @@ from trainer.protocol.text import share
 
 if TYPE_CHECKING:
     from trainer.memory.device.device_state import DeviceState
+    from trainer.memory.planner.optimizers import OptimizerRow
     from trainer.memory.planner.planner import Plan, PlanResult
     from trainer.memory.planner.request import PlanRequest
     from trainer.memory.planner.suggestions import Suggestion
@@ -71,8 +72,11 @@ def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Na
 
     if options.json:
         planned = planned_for(request, traces)
-        peaks = [to_record(peak) for peak in _known_peaks(request, planned, traces)]
-        echo_json({**as_json(request, planned), "known_peaks": peaks}, indent=1)
+        details = {
+            "known_peaks": [to_record(peak) for peak in _known_peaks(request, planned, traces)],
+            "optimizers": [to_record(row) for row in _optimizers(request, planned, traces)],
+        }
+        echo_json({**as_json(request, planned), **details}, indent=1)
         return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
     echo_lines(_header(request))
     planned = planned_for(request, traces, lambda found: echo_lines(plan_text.pick_rows(found, _batch(request))))
@@ -168,6 +172,8 @@ def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) 
         yield from plan_text.encoded_again(again, plan.forecast)
     yield ""
     yield from plan_text.suggestions(_suggestions(request, plan, traces))
+    yield ""
+    yield from plan_text.optimizers(_optimizers(request, planned, traces))
 
 
 def _known_peaks(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) -> Sequence[KnownPeak]:
@@ -180,6 +186,16 @@ def _known_peaks(request: PlanRequest, planned: PlanResult, traces: TraceLibrary
         return ()
     workload = replace(request.workload, fit=plan.fit)
     return known_peaks(RunSchedule(workload, traces, request.counts, planned.device_state.rate))
+
+
+def _optimizers(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) -> Sequence[OptimizerRow]:
+    """Return what each optimizer would need; empty on the CPU, for which a forecast has no peak of training."""
+    from trainer.memory.planner.optimizers import optimizer_rows
+
+    plan = planned.pick or planned.smaller
+    if plan is None or planned.device_state.on_cpu:
+        return ()
+    return [*optimizer_rows(replace(request.workload, fit=plan.fit), planned.device_state, traces)]
 
 
 def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
     from trainer.memory.device.device_state import DeviceState
+    from trainer.memory.planner.optimizers import OptimizerRow
     from trainer.memory.planner.planner import Plan, PlanResult, ReducedRecipe
     from trainer.memory.planner.suggestions import RecipeChange, Suggestion
     from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
@@ -331,6 +332,28 @@ def suggestions(found: Iterable[Suggestion]) -> Iterator[str]:
         yield from _aligned([("TO USE LESS MEMORY", "SAVES", "COSTS"), *rows], "<><")
     else:
         yield "No single change is known to use less memory."
+
+
+def optimizers(rows: Iterable[OptimizerRow]) -> Iterator[str]:
+    """Yield a table of what each optimizer would need in training, and how long its steps would take."""
+    found = list(rows)
+    cells = [
+        (
+            f"{row.name}{' (this job)' if row.chosen else ''}",
+            _unless_exact(words.size(row.state), row),
+            _unless_exact(words.size(row.peak), row),
+            _unless_exact(f"{row.step_seconds:.3g} s", row),
+        )
+        for row in found
+    ]
+    yield from _aligned([("OPTIMIZER", "STATE", "IN USE", "STEP"), *cells], "<>>>")
+    yield from _paragraph("IN USE: the peak of training with this optimizer and everything else as planned.")
+    if not all(row.exact for row in found):
+        yield from _paragraph("Figures with ~ are computed from the sizes of the weights, not traced.")
+
+
+def _unless_exact(text: str, row: OptimizerRow) -> str:
+    return text if row.exact else f"~{text}"
 
 
 def _figures(name: str, plan: Plan) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ Serving does not require torch. Requests follow trainer/protocol/processes.py:
                                                      a preliminary "pick" with "complete" false is sent first, whose
                                                      fit works: the previous pick, or the one that needs least memory
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it except
-                                                     for "known_peaks"
+                                                     for "known_peaks" and "optimizers"
 
 In a plan, "remarks" are codes with values, and "room" says how to free memory, as a code with programs and bytes; see
 trainer/protocol/plan.py. "findings" are also codes with values, which trainer/dataset/findings.py turns into sentences.

@@ -68,6 +68,9 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
     assert f"{min(taken, budget) / 2**20:.1f} MiB of {budget / 2**30:.1f} GiB" in pick
     assert sum(line.endswith("peak") for line in lines) == 1
     assert any(line.startswith("TO USE LESS") for line in lines)
+    table = lines[next(place for place, line in enumerate(lines) if line.startswith("OPTIMIZER")) + 1 :]
+    assert [line.split()[0] for line in table[:8]] == [row["name"] for row in found["optimizers"]]
+    assert table[0].startswith("adamw (this job)") and "~" not in table[0] and "~" in table[2]
     assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states
     peaks = {peak["peak"]: peak for peak in found["known_peaks"]}
     assert "".join(peaks) == "ABCDEFGHI" and peaks["A"]["reason"] == "not_quantized"
