@@ -25,7 +25,7 @@ from tests.support.tiny import tiny_base
 from trainer.config.base import Family
 from trainer.protocol import events
 from trainer.training import engine as engine_module
-from trainer.training.data.batches import PrefetchCollator
+from trainer.training.data.loader import PrefetchCollator
 from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.run.start import start
 

@@ -77,6 +77,9 @@ RENAMED_VALUES: dict[object, object] = {"regularization": "regularisation"}
 RENAMED_EVENT_KEYS: dict[str, dict[str, str]] = {"step": {"images": "pictures"}, "stepped_down": {"fallback": "rung"}}
 """The former keys of events that were renamed since, by the event's type and the present key."""
 
+ADDED_EVENT_KEYS: dict[str, tuple[str, ...]] = {"step": ("data_seconds",)}
+"""Keys that events have had since later versions, by the event's type; they are None in those of 0.1.0."""
+
 JOBS = sorted(path.name for path in (SAMPLES / "jobs").iterdir() if path.name != "new.toml")
 
 
@@ -233,6 +236,8 @@ def test_events_are_written_as_before(file: str) -> None:
         if "changes" in written:
             written["changes"] = as_written(written["changes"], "fit")
         former = RENAMED_EVENT_KEYS.get(line["type"], {})
+        for key in ADDED_EVENT_KEYS.get(line["type"], ()):
+            assert written.pop(key) is None
         assert {former.get(key, key): value for key, value in written.items()} == line
 
 

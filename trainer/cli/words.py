@@ -77,6 +77,7 @@ def figures(story: RunProgress) -> str:
         f"loss {_number(story.loss)} (now {_number(step.loss)})",
         f"learning rate {rates}" if rates else "",
         f"{story.images_per_second:.3g} images/s" if story.images_per_second is not None else "",
+        f"data wait {story.data_share:.1%}" if story.data_share is not None else "",
         size(step.memory) if step.memory is not None else "",
         f"loss scale {step.loss_scale:g}" if step.loss_scale is not None else "",
         counted(story.skipped, "step skipped", "steps skipped") if story.skipped else "",
@@ -110,6 +111,8 @@ def sentence(event: events.Event) -> str | None:
         case events.Slow():
             usual = f"{event.seconds:.1f} s instead of the usual {event.median:.1f} s"
             return f"Step {event.step:,} took {usual}: {slowness(event)}."
+        case events.DataWait():
+            return f"Training waits for data {event.share:.1%} of the time. {data_advice(event)}"
         case events.ErrorEvent():
             return f"Error: {event.sentence}\nWhat to do: {event.remedy}"
         case events.Finished():
@@ -157,6 +160,15 @@ def cost(event: events.SteppedDown) -> str:
     if "vae_encode_tiling" in event.changes:
         return "latents of images encoded in tiles differ by about 5%"
     return "the result stays the same" if event.exact else "the result differs only by rounding"
+
+
+def data_advice(event: events.DataWait) -> str:
+    """Return what to do about training that waits for data."""
+    disk = "move the cache to a faster disk, or close programs that use this one"
+    if not event.fixed:
+        return f"{disk[0].upper()}{disk[1:]}."
+    keys = " and ".join(f"fit.{key}" for key in event.fixed)
+    return f"Remove {keys} from the job, so that loading adapts to this PC; or {disk}."
 
 
 def slowness(event: events.Slow) -> str:

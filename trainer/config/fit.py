@@ -89,6 +89,10 @@ class FitConfig(Section):
     """Allow quantizing the base for speed even if it fits unquantized, and when memory runs out during a run."""
     threads: int | None = Field(default=None, ge=1, le=256, title="CPU threads")
     """CPU threads for computation; default: the number of cores."""
+    loader_workers: int | None = Field(default=None, ge=1, le=32, title="Loader workers")
+    """Threads that load images and cached data in advance; default: as many as training needs, found while it runs."""
+    prefetch_batches: int | None = Field(default=None, ge=1, le=64, title="Prefetched micro-batches")
+    """Micro-batches loaded in advance; default: as many as training needs, found while it runs."""
     cuda_graphs: bool = Field(default=False, title="CUDA graphs")
     """Experimental: record the training step once per image shape and replay it as a CUDA graph."""
     compile: bool = Field(default=False, title="torch.compile")

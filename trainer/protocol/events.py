@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -119,6 +119,7 @@ class CachingSpeed(Event):
 
 @json_keys(
     "step", "epoch", "loss", "grad_norm", "learning_rates", "images", "seconds", "skipped", "loss_scale", "memory",
+    "data_seconds",
     former={"pictures": "images"},
 )  # fmt: skip
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ class StepEvent(Event):
     """Loss scale; None unless training in fp16."""
     memory: int | None = None
     """Peak bytes allocated on the training device since the last step; None if unknown."""
+    data_seconds: float | None = None
+    """Seconds of the step in which training waited for data; None in events of older versions."""
 
 
 @json_keys("step", "loss", "held_out", "per_timestep")
@@ -276,6 +279,19 @@ class Slow(Event):
     """Evidence for the reason, such as "chrome.exe 1.1 GiB" or "91 °C"; may be empty."""
 
 
+@json_keys("step", "share", "fixed")
+@dataclass(frozen=True)
+class DataWait(Event):
+    """Training waits for images and cached data more than it should; reported once per attempt."""
+
+    type: ClassVar[str] = "data_wait"
+    step: int
+    share: float
+    """Share (0 to 1) of the last steps' time in which training waited."""
+    fixed: Sequence[str]
+    """Keys of [fit] that the job sets and that limit loading: loader_workers, prefetch_batches."""
+
+
 @json_keys("phase", "seconds", "allocated", "reserved", "device", "host")
 @dataclass(frozen=True)
 class PhaseMemory(Event):
@@ -346,6 +362,7 @@ TYPES: Mapping[str, type[Event]] = {
         MemoryExhausted,
         SteppedDown,
         Slow,
+        DataWait,
         PhaseMemory,
         ErrorEvent,
         Finished,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trainer.protocol import events
@@ -12,6 +13,24 @@ from trainer.protocol.forecast import expected_step_seconds
 _DECAY = 0.98
 # Number of steps that speed is averaged over: enough to even out buckets, few enough to show changes soon.
 _WINDOW = 50
+
+
+DATA_SHARE = 0.02
+"""Share of step time spent waiting for data above which users are advised to change something."""
+
+
+def data_share(steps: Iterable[events.StepEvent]) -> float | None:
+    """Return the share (0 to 1) of the steps' time in which training waited for data; None if no step recorded it.
+
+    The first step of an attempt does not count: nothing can be loaded in advance for it.
+    """
+    waited = seconds = 0.0
+    attempt = None
+    for step in steps:
+        if step.data_seconds is not None and step.attempt == attempt:
+            waited, seconds = waited + step.data_seconds, seconds + step.seconds
+        attempt = step.attempt
+    return waited / seconds if seconds else None
 
 
 @dataclass
@@ -79,6 +98,11 @@ class RunProgress:
         """Return the images trained per second, averaged over the last steps; None before the first step."""
         seconds = sum(step.seconds for step in self._recent)
         return sum(step.images for step in self._recent) / seconds if seconds > 0 else None
+
+    @property
+    def data_share(self) -> float | None:
+        """Return the share (0 to 1) of the last steps' time spent waiting for data; None while unknown."""
+        return data_share(self._recent)
 
     @property
     def step_seconds(self) -> float | None:

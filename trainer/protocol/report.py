@@ -55,7 +55,7 @@ class CachingReport:
 
 @json_keys(
     "gpu", "system", "versions", "seconds", "forecast_seconds", "images_per_second", "flops_per_second",
-    "share_of_limit", "phases", "time_factor", "exhausted", "caching",
+    "share_of_limit", "phases", "time_factor", "exhausted", "caching", "data_share",
     former={"card": "gpu", "pictures_per_second": "images_per_second"},
 )  # fmt: skip
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class RunReport:
     """Number of times that memory ran out."""
     caching: Mapping[str, CachingReport] = field(default_factory=dict)
     """Encoding speed by phase, from the largest encoding pass; phases in which nothing was encoded are absent."""
+    data_share: float | None = None
+    """Share (0 to 1) of the steps' time in which training waited for data, without the first step of each attempt."""
 
 
 def write_report(path: Path, report: RunReport) -> None:

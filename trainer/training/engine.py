@@ -65,6 +65,8 @@ class StepResult:
     images: int
     learning_rates: dict[str, float]
     loss_scale: float | None
+    data_seconds: float = 0.0
+    """Seconds of the step in which training waited for micro-batches."""
 
 
 class StepRecorder(Protocol):
@@ -138,6 +140,8 @@ class Engine:
     Hooks also call it during backward, but they do not run when a CUDA graph is replayed.
     """
     progress: TrainingProgress = field(default_factory=TrainingProgress)
+    data_seconds: float = 0.0
+    """Seconds of the current step in which training waited for micro-batches."""
 
     @property
     def steps(self) -> int:
@@ -167,6 +171,7 @@ class Engine:
             images=len(batch),
             learning_rates=rates,
             loss_scale=self.scaler.scale if self.scaler else None,
+            data_seconds=self.data_seconds,
         )
 
     @property
@@ -180,11 +185,19 @@ class Engine:
         The gradients are added up in the master weights' ``.grad``.
         """
         total = torch.zeros((), device=self.device)
+        self.data_seconds = 0.0
         for index, part in enumerate(self.batches.split(batch)):
             self.check()
             self.seed_dropout(index)
-            self.accumulate_gradients(self.collator.assemble(part, len(batch)), total)
+            self.accumulate_gradients(self._next_micro_batch(part, len(batch)), total)
         return total
+
+    def _next_micro_batch(self, samples: tuple[Sample, ...], batch_size: int) -> MicroBatch:
+        """Return a micro-batch of ``samples`` and add the seconds that this took to those of the step."""
+        started = time.monotonic()
+        micro = self.collator.assemble(samples, batch_size)
+        self.data_seconds += time.monotonic() - started
+        return micro
 
     def accumulate_gradients(self, micro: MicroBatch, total: Tensor) -> None:
         """Run one micro-batch; add its loss to ``total`` and its gradients to the master weights' gradients."""

@@ -87,7 +87,7 @@ def _kind(event: events.Event) -> Kind | None:
     match event:
         case events.ErrorEvent():
             return "error"
-        case events.MemoryExhausted() | events.SteppedDown() | events.Slow() | events.Skipped():
+        case events.MemoryExhausted() | events.SteppedDown() | events.Slow() | events.DataWait() | events.Skipped():
             return "warning"
         case events.CommandEvent():
             return None if event.outcome == "done" else "warning"

@@ -457,6 +457,9 @@ class RunHeader(QWidget):
             parts.append(self.tr("about {duration} left").format(duration=format_duration(left)))
         if run.alive and (speed := story.images_per_second):
             parts.append(self.tr("{speed} images/s").format(speed=QLocale().toString(speed, "g", 3)))
+        if run.alive and (share := story.data_share) is not None:
+            percent = QLocale().toString(100 * share, "f", 1)
+            parts.append(self.tr("{percent}% waiting for data").format(percent=percent))
         if story.device:
             parts.append(self.tr("on {device}").format(device=self._device(run)))
         if story.attempt > 1:

@@ -159,6 +159,8 @@ def sentence(remark: RunRemark) -> str:
             return _stepped_down(event)
         case events.Slow() as event:
             return _slow(event)
+        case events.DataWait() as event:
+            return _data_wait(event)
         case events.CommandEvent() as event:
             return translate("Remarks", "The command “{name}” was not carried out: {detail}").format(
                 name=event.name, detail=event.detail or event.outcome
@@ -227,6 +229,16 @@ def _slow(event: events.Slow) -> str:
     now, usual = QLocale().toString(event.seconds, "f", 1), QLocale().toString(event.median, "f", 1)
     cause = f"{reason} ({event.detail})" if event.detail else reason
     return words.format(step=_number(event.step), now=now, usual=usual, reason=cause)
+
+
+def _data_wait(event: events.DataWait) -> str:
+    share = QLocale().toString(100 * event.share, "f", 1)
+    parts = [translate("Remarks", "Training waits for data {share}% of the time.").format(share=share)]
+    if event.fixed:
+        keys = ", ".join(f"fit.{key}" for key in event.fixed)
+        parts.append(translate("Remarks", "Reset {keys}, so that loading adapts to this PC.").format(keys=keys))
+    parts.append(translate("Remarks", "Move the cache to a faster disk, or close programs that use this one."))
+    return " ".join(parts)
 
 
 def _rate(number: float) -> str:

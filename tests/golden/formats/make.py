@@ -289,6 +289,7 @@ EVENTS: tuple[events.Event, ...] = (
         step=3, fallback=2, changes={"micro_batch": 1, "gradient_checkpointing": ["mid_block"]}, exact=True
     ),
     events.Slow(step=40, seconds=3.0, median=1.0, reason="others", detail="chrome.exe 1.1 GiB"),
+    events.DataWait(step=60, share=0.05, fixed=["loader_workers"]),
     events.PhaseMemory(phase="train", seconds=60.0, allocated=1000, reserved=2000, device=3000, host=4000),
     events.ErrorEvent(code="disk.full", sentence="There is no room.", remedy="Free disk space."),
     events.Finished(outcome="paused", step=41, file="output/sample.safetensors", run="sample"),

@@ -109,6 +109,7 @@ def test_a_real_engine_is_asked_for_previews_saving_and_by_two_windows_for_a_pau
     assert (folder / run.saved[-1].file).is_file()
     assert header.facts.text().startswith("Step ")
     assert "images/s" in header.facts.text()
+    assert "% waiting for data" in header.facts.text()
     assert "on the CPU" in header.facts.text()
 
     until(lambda: all("pause" in usable(one) for one in (header, beside)))

@@ -141,13 +141,20 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
         ),
         events.SteppedDown(step=12, fallback=1, changes={"micro_batch": 1}, exact=True),
         events.Slow(step=40, seconds=4.0, median=1.0, reason="hot", detail="91 °C"),
+        events.DataWait(step=60, share=0.053, fixed=["prefetch_batches"]),
+        events.DataWait(step=60, share=0.5, fixed=[]),
         events.ErrorEvent(code="a", sentence="The base <b>x</b> is damaged.", remedy="Choose another."),
     )  # fmt: skip
     run = session.runs.open(engine.run.path)
     view.show_run(run)
-    follow(qtbot, run, lambda: len(view.remarks.texts) == 8)
+    follow(qtbot, run, lambda: len(view.remarks.texts) == 10)
     assert [(one.kind, one.sentence) for one in view.remarks.texts] == [
         ("error", "The base <b>x</b> is damaged. Choose another."),
+        ("warning", "Training waits for data 50.0% of the time. "
+                    "Move the cache to a faster disk, or close programs that use this one."),
+        ("warning", "Training waits for data 5.3% of the time. "
+                    "Reset fit.prefetch_batches, so that loading adapts to this PC. "
+                    "Move the cache to a faster disk, or close programs that use this one."),
         ("warning", "Training slowed down at step 40 (4.0 s per step instead of 1.0 s): "
                     "the GPU is hot and has lowered its clock (91 °C)."),
         ("warning", "Training continues from step 13 with settings that use less memory: fit.micro_batch = 1. "

@@ -3,6 +3,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -123,6 +124,11 @@ def test_a_terminal_shows_bar_count_time_left_and_figures():
     assert "epoch 1 · loss 0.1234 (now 0.1234) · learning rate 0.0001 unet · 2 images/s · 7.2 GiB" in shown
 
 
+def test_the_time_spent_waiting_for_data_is_shown():
+    steps = [replace(step(number, 1.0), seconds=2.0, data_seconds=0.01) for number in (1, 2, 3)]
+    assert "images/s · data wait 0.5%" in on_terminal(told(PhaseStarted("train", 100, time=0.0), *steps), 4.0)
+
+
 def test_plain_lines_tell_beginnings_progress_now_and_then_and_ends():
     happened = [
         PhaseStarted("cache_pictures", 40, time=100.0),
@@ -235,6 +241,17 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
             events.Slow(9, 40.0, 1.5, "unknown", ""),
             "Step 9 took 40.0 s instead of the usual 1.5 s: the reason is unknown; check other programs and power "
             "saving.",
+        ),
+        (
+            events.DataWait(60, 0.05, []),
+            "Training waits for data 5.0% of the time. Move the cache to a faster disk, or close programs that use "
+            "this one.",
+        ),
+        (
+            events.DataWait(60, 0.05, ["loader_workers", "prefetch_batches"]),
+            "Training waits for data 5.0% of the time. Remove fit.loader_workers and fit.prefetch_batches from the "
+            "job, so that loading adapts to this PC; or move the cache to a faster disk, or close programs that use "
+            "this one.",
         ),
         (events.ErrorEvent("x", "It broke.", "Mend it."), "Error: It broke.\nWhat to do: Mend it."),
         (events.Finished("done", 30, "a.safetensors"), "Done after 30 steps. The LoRA is a.safetensors."),

@@ -24,7 +24,7 @@ RECIPE_KEY = "impasto_recipe"
 """Metadata key of the complete recipe (JSON) in LoRA files made by Impasto."""
 
 # Fit keys of one machine, which would be wrong on another or reveal something about it.
-MACHINE_KEYS = ("device", "threads", "cache_gigabytes", "int8_products")
+MACHINE_KEYS = ("device", "threads", "loader_workers", "prefetch_batches", "cache_gigabytes", "int8_products")
 
 TriggerWord = Annotated[str, Field(min_length=1, max_length=100)]
 _LONGEST = 4000  # characters of any text; some fields have lower limits

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trainer.dataset.cache_keys import FLOAT_BYTES, latent_bytes, text_batch_size, text_bytes
+from trainer.dataset.cache_keys import FLOAT_BYTES, latent_bytes, max_prefetched, text_batch_size, text_bytes
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 from trainer.memory.trace.workload import Workload
 from trainer.protocol.forecast import ForecastPhase
@@ -20,8 +20,8 @@ STORED_BYTES = 4
 IMAGE_BYTES = 3 * 3 * 24_000_000
 # Results waiting to be written, one that arrives during a write, and the one being written (as tensors and file).
 RESULTS_WAITING = MAX_PENDING_WRITES + 3
-# Images prepared by each reader, the one being encoded, and the one before it, which is freed after the next arrives.
-CROPS_WAITING = READER_THREADS + 2
+# Besides an image prepared by each reader: the one being encoded, and the one before, freed after the next arrives.
+CROPS_WAITING = 2
 # Copies of tensors on their way to a file: from the GPU, as bytes of each tensor, and as bytes of the whole file.
 COPIES_SAVED = 3
 
@@ -53,7 +53,9 @@ def host_bytes(
             return max(state + COPIES_SAVED * masters, masters + COPIES_SAVED * state)
         case "save":
             return COPIES_SAVED * _masters(living)
-        case "first_step" | "train" | "validate":
+        case "first_step" | "train":
+            return _prefetched(workload)
+        case "validate":
             return 0
 
 
@@ -67,7 +69,23 @@ def _images_waiting(workload: Workload) -> int:
     width, height = workload.buckets[0].size
     channels = 4 if workload.masks else 3
     waiting = RESULTS_WAITING * latent_bytes((width, height), masked=workload.masks)
-    return CROPS_WAITING * channels * FLOAT_BYTES * width * height + waiting
+    crops = (workload.fit.loader_workers or READER_THREADS) + CROPS_WAITING
+    return crops * channels * FLOAT_BYTES * width * height + waiting
+
+
+def _prefetched(workload: Workload) -> int:
+    """Return the bytes of micro-batches in pinned memory, for which PyTorch rounds sizes up to powers of two."""
+    fit, (width, height) = workload.fit, workload.buckets[0].size
+    images = fit.micro_batch or 1
+    latents = images * latent_bytes((width, height), masked=False) // 2
+    widths = (int(config["hidden_size"]) for config in workload.text_configs)
+    text = 0 if workload.trained_texts else images * text_bytes(workload.recipe.token_chunks, widths)
+    # Latents, noise, perturbed noise or masks, and texts; those built in advance and the one in use.
+    return (max_prefetched(fit.prefetch_batches, images) + 1) * (3 * _rounded(latents) + _rounded(text))
+
+
+def _rounded(count: int) -> int:
+    return 1 << (count - 1).bit_length() if count else 0
 
 
 def _staged(traces: Iterable[MemoryTrace], dtype: str | None) -> int:

@@ -16,6 +16,7 @@ from trainer import gpu
 from trainer.errors import JobError
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.progress import DATA_SHARE
 from trainer.protocol.text import share
 from trainer.training.device.out_of_memory import MIB, current_gpu_info
 from trainer.training.engine import Engine, StepResult, TrainingProgress
@@ -29,6 +30,8 @@ SLOW = 3.0
 NORMAL = 1.5
 WARM_UP = 5
 WINDOW = 50
+UNNOTICEABLE_WAIT = 0.001
+"""Seconds per step that are not worth a warning, however short the steps are."""
 # Current GPUs begin to throttle at about this temperature.
 HOT_CELSIUS = 87
 # Steps after which the memory history is saved: the first creates the optimizer's state, the second is like all later.
@@ -94,6 +97,7 @@ class StepEventCallback:
                 skipped=result.skipped is not None,
                 loss_scale=result.loss_scale,
                 memory=self.meter.latest,
+                data_seconds=result.data_seconds,
             )
         )
         if result.skipped:
@@ -174,6 +178,38 @@ class SlowStepWarning:
         self.reporter.write(
             events.Slow(step=result.step, seconds=result.seconds, median=usual, reason=reason, detail=detail)
         )
+
+
+class DataWaitWarning:
+    """Callback that warns once per attempt when training waits too much for images and cached data."""
+
+    phase: ForecastPhase = "train"
+
+    def __init__(self, engine: Engine, reporter: Reporter) -> None:
+        self.engine = engine
+        self.reporter = reporter
+        self._recent: deque[StepResult] = deque(maxlen=WINDOW)
+        self._is_first = True
+        self._is_reported = False
+
+    def at_start(self, progress: TrainingProgress) -> None:
+        """Do nothing: the first step of an attempt always waits for its data."""
+
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
+        """Write the event when the last steps have waited too much; by then the loader has adapted to the disk."""
+        if not self._is_first:
+            self._recent.append(result)
+        self._is_first = False
+        if self._is_reported or len(self._recent) < WINDOW:
+            return
+        waited, seconds = (
+            sum(times) for times in zip(*((r.data_seconds, r.seconds) for r in self._recent), strict=True)
+        )
+        if waited > max(DATA_SHARE * seconds, UNNOTICEABLE_WAIT * WINDOW):
+            self._is_reported = True
+            fit = self.engine.job.fit
+            fixed = [key for key in ("loader_workers", "prefetch_batches") if getattr(fit, key) is not None]
+            self.reporter.write(events.DataWait(step=result.step, share=waited / seconds, fixed=fixed))
 
 
 def reason_for_slowness(device: torch.device) -> tuple[str, str]:

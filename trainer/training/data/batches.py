@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -190,7 +188,9 @@ class Collator:
         )
 
     def _text(self, samples: Sequence[Sample]) -> TextConditioning | None:
-        return None if self.live_text else join_texts([self.cache.text(sample.caption) for sample in samples])
+        if self.live_text:
+            return None
+        return join_texts([self.cache.text(s.caption, f"the caption of {s.image.path.name}") for s in samples])
 
     def _draw_latents(self, sample: Sample, entry: dict[str, Tensor]) -> Tensor:
         """Return a sample of the latent posterior, with the VAE's scaling factor applied."""
@@ -243,61 +243,3 @@ def join_texts(texts: Sequence[TextConditioning]) -> TextConditioning:
     """Concatenate encoded texts into one batch."""
     pooled = [text.pooled for text in texts if text.pooled is not None]
     return TextConditioning(torch.cat([text.hidden for text in texts]), torch.cat(pooled) if pooled else None)
-
-
-class PrefetchCollator(Collator):
-    """A collator that builds the run's next micro-batch in a thread while the current one is used.
-
-    Reading and verifying cache entries and drawing noise takes some milliseconds per image at SDXL's size, during which
-    the GPU would idle between steps. A micro-batch depends only on its samples, so it does not matter when it is built.
-    One micro-batch is prefetched at a time, into pinned memory for a GPU, so that the copy to the GPU does not block.
-    An error in the thread is raised when that micro-batch is requested.
-    """
-
-    def __init__(self, assembler: Collator, feed: BatchSchedule, device: torch.device, step: Callable[[], int]) -> None:
-        """Wrap ``assembler``; ``step`` returns the number of finished optimizer steps."""
-        super().__init__(assembler.job, assembler.source, assembler.cache, live_text=assembler.live_text)
-        self.feed = feed
-        self.device = device
-        self.step = step
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="assembler")
-        self._prefetched: tuple[Sequence[Sample], int, Future[MicroBatch]] | None = None
-
-    def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        """Return the micro-batch as `Collator.assemble` does, and start building the next one.
-
-        A prefetched micro-batch of other samples, for example after a change of plan, is discarded.
-        """
-        prefetched, self._prefetched = self._prefetched, None
-        if prefetched is not None and prefetched[:2] == (samples, batch_size):
-            micro = prefetched[2].result()
-        else:
-            micro = self._assemble(samples, batch_size)
-        self._prefetch(samples)
-        return micro
-
-    def _assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        micro = super().assemble(samples, batch_size)
-        if self.device.type == "cuda":
-            with suppress(RuntimeError):  # the system has no more memory to pin; the copy to the GPU then blocks
-                return micro.pinned()
-        return micro
-
-    def _prefetch(self, samples: Sequence[Sample]) -> None:
-        """Start building the micro-batch that follows ``samples``, if there is one and its data is cached."""
-        following = self._following(samples)
-        if following is not None:
-            self._prefetched = (*following, self._worker.submit(self._assemble, *following))
-
-    def _following(self, samples: Sequence[Sample]) -> tuple[Sequence[Sample], int] | None:
-        step = self.step()
-        batch = self.feed.batch(step)
-        parts = self.feed.split(batch)
-        later = parts[parts.index(tuple(samples)) + 1 :]
-        if later:
-            return later[0], len(batch)
-        # The entries of the next shard are encoded only when its first step is prepared.
-        if step + 1 >= (self.job.recipe.steps or 0) or not self.feed.holds(step + 1):
-            return None
-        batch = self.feed.batch(step + 1)
-        return self.feed.split(batch)[0], len(batch)

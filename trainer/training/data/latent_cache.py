@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
@@ -30,9 +30,9 @@ from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
 from trainer.protocol import events, files
 from trainer.protocol.places import is_disk_full
-from trainer.protocol.reading import open_file
+from trainer.protocol.reading import open_file, reason_of
 from trainer.training.checkpoint import disk_full
-from trainer.training.data.pipeline import MemoryLimiter, Pipeline, PipelineSpeed
+from trainer.training.data.pipeline import MemoryLimiter, Pipeline, PipelineSpeed, in_advance
 from trainer.training.device.device import DTYPES, attention_kernels
 from trainer.training.device.offload import release_at, trim_host_memory
 from trainer.training.device.out_of_memory import is_out_of_memory
@@ -122,7 +122,10 @@ class EntryStore:
         self.written &= keep
 
     def read(self, key: str) -> dict[str, Tensor] | None:
-        """Return the entry's tensors on the CPU, or None if it is missing or damaged."""
+        """Return the entry's tensors on the CPU, or None if it is missing or damaged.
+
+        Raises OSError if the disk fails or does not allow reading.
+        """
         path = self.path(key)
         if not path.is_file():
             return None
@@ -132,14 +135,19 @@ class EntryStore:
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors if digest(tensors) == stated else None
         except Exception as error:
-            if is_out_of_memory(error):  # does not mean that the entry is damaged; the run recovers from it
+            # Neither means that the entry is damaged. The run recovers from missing memory.
+            if is_out_of_memory(error) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
                 raise
             return None  # a damaged entry can raise anything; it is encoded again
 
     def is_valid(self, key: str) -> bool:
         """Return whether the entry exists and is undamaged; mark it as used, or delete it if it is damaged."""
         path = self.path(key)
-        if self.read(key) is None:
+        try:
+            entry = self.read(key)
+        except OSError:  # such as a bad sector: the entry is written again
+            entry = None
+        if entry is None:
             path.unlink(missing_ok=True)
             return False
         # The modification time records the last use, because access times are not reliable on any system.
@@ -196,13 +204,17 @@ class Cache:
         return _cached("cache_pictures", pace)
 
     def _missing(self, store: EntryStore, wanted: Iterable[str]) -> list[str]:
-        """Return the keys of missing and damaged entries; reads every entry, which can be interrupted."""
+        """Return the keys of missing and damaged entries; reads every entry in threads, which can be interrupted."""
 
-        def is_missing(key: str) -> bool:
-            self.source.check()
-            return not store.is_valid(key)
+        def names() -> Iterator[str]:
+            for key in wanted:
+                self.source.check()
+                yield key
 
-        return [key for key in wanted if is_missing(key)]
+        workers = self.job.fit.loader_workers
+        checked = in_advance(store.is_valid, names(), workers, describe=lambda key: str(store.path(key)))
+        with closing(checked):
+            return [key for key, valid in checked if not valid]
 
     def _encode_images(
         self, missing: Sequence[str], samples: Mapping[str, Sample], on_written: Callable[[int], object]
@@ -220,7 +232,14 @@ class Cache:
                     trim_host_memory()
                 return crop
 
-        pipeline = Pipeline(crop, lambda inputs: _encode_image(vae, *inputs, tiled=tiled), self.latent_store.write)
+        pipeline = Pipeline(
+            crop,
+            lambda inputs: _encode_image(vae, *inputs, tiled=tiled),
+            self.latent_store.write,
+            self.job.fit.loader_workers,
+            lambda key: samples[key].image.path.name,
+            self.source.check,
+        )
         # A kernel that the job sets for the UNet may not support the VAE's single wide head.
         with attention_kernels("auto", self.device, dtype):
             return pipeline.run(missing, on_written)
@@ -291,14 +310,21 @@ class Cache:
         """
         return self._entry(self.latent_store, self.image_key(sample), f"the latents of {sample.image.path.name}")
 
-    def text(self, text: str) -> TextConditioning:
-        """Return a text's embeddings as a batch of one, on the CPU."""
-        entry = self._entry(self.texts, self.text_key(text), "the embeddings of a text")
+    def text(self, text: str, owner: str = "a text") -> TextConditioning:
+        """Return a text's embeddings as a batch of one, on the CPU; errors name its ``owner``."""
+        entry = self._entry(self.texts, self.text_key(text), f"the embeddings of {owner}")
         pooled = entry.get("pooled")
         return TextConditioning(entry["hidden"][None], None if pooled is None else pooled[None])
 
     def _entry(self, store: EntryStore, key: str, what: str) -> dict[str, Tensor]:
-        entry = store.read(key)
+        try:
+            entry = store.read(key)
+        except OSError as error:  # such as a lost network drive, which does not mean that the entry is damaged
+            raise ResumableError(
+                "cache.unreadable",
+                f"Could not read {what} from the cache: {store.path(key)}: {reason_of(error)}.",
+                "Check the disk or network drive with the cache, then resume the run.",
+            ) from error
         if entry is None:
             raise ResumableError(
                 "cache.damaged",

@@ -11,13 +11,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition
 from typing import Generic, TypeVar
 
 from trainer.host import usable_cores
+from trainer.training.data.workers import PoolSize, WorkerPool
 
-READER_THREADS = min(4, usable_cores())
-"""Number of threads that prepare items; more would gain little and take more memory."""
+READER_THREADS = min(8, usable_cores())
+"""Maximum number of threads that prepare items unless the job sets it; one is started whenever the caller waits."""
 MAX_PENDING_WRITES = 8
 """Maximum number of results waiting to be written."""
 
@@ -50,6 +52,12 @@ class Pipeline(Generic[Item, Ready, Result]):
     prepare: Callable[[Item], Ready]
     compute: Callable[[Ready], Result]
     write: Callable[[Item, Result], object]
+    readers: int | None = None
+    """Number of threads that prepare items; None for as many as are needed, up to READER_THREADS."""
+    describe: Callable[[Item], str] = str
+    """Returns an item's name for error messages."""
+    check: Callable[[], object] = lambda: None
+    """Function called while the caller waits for an item; it may raise to interrupt the pipeline."""
 
     def run(self, items: Iterable[Item], on_written: Callable[[int], object]) -> PipelineSpeed:
         """Pass all ``items`` through the stages in order and return the speed.
@@ -70,7 +78,7 @@ class Pipeline(Generic[Item, Ready, Result]):
 
         with (
             ThreadPoolExecutor(1, thread_name_prefix="keeper") as writer,
-            closing(_prefetched(self.prepare, items)) as prefetched,
+            closing(self._prefetched(items)) as prefetched,
         ):
             for item, (ready, seconds) in prefetched:
                 ready_seconds += seconds
@@ -85,30 +93,43 @@ class Pipeline(Generic[Item, Ready, Result]):
         return PipelineSpeed(
             count,
             time.perf_counter() - started,
-            ready=_rate(min(READER_THREADS, count) * count, ready_seconds),
+            ready=_rate(min(self.readers or READER_THREADS, count) * count, ready_seconds),
             compute=_rate(count, compute_seconds),
             keep=_rate(count, keep_seconds),
         )
 
+    def _prefetched(self, items: Iterable[Item]) -> Generator[tuple[Item, tuple[Ready, float]], None, None]:
+        """Yield each item, in order, with its prepared input and the seconds that took; each thread works ahead."""
+        prepare: Callable[[Item], tuple[Ready, float]] = partial(_timed, self.prepare)
+        return in_advance(prepare, items, self.readers, describe=self.describe, check=self.check)
 
-def _prefetched(
-    work: Callable[[Item], Ready], items: Iterable[Item]
-) -> Generator[tuple[Item, tuple[Ready, float]], None, None]:
-    """Yield each item, in order, with the result of ``work`` and its seconds; each thread works one item ahead."""
-    started: deque[tuple[Item, Future[tuple[Ready, float]]]] = deque()
-    pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")
+
+def in_advance(
+    work: Callable[[Item], Ready],
+    items: Iterable[Item],
+    threads: int | None,
+    *,
+    describe: Callable[[Item], str] = str,
+    check: Callable[[], object] = lambda: None,
+) -> Generator[tuple[Item, Ready], None, None]:
+    """Yield each item, in order, with the result of ``work``; each thread works one item ahead.
+
+    Without ``threads`` there is one at first, and another one whenever the caller had to wait, up to READER_THREADS.
+    """
+    most = threads or READER_THREADS
+    pool = WorkerPool(
+        work, PoolSize(threads or 1, threads or 1, most, most), name="reader", describe=describe, check=check
+    )
+    left = iter(items)
     try:
-        for item in items:
-            started.append((item, pool.submit(_timed, work, item)))
-            if len(started) > READER_THREADS:
-                first, ready = started.popleft()
-                yield first, ready.result()
-        while started:
-            first, ready = started.popleft()
-            yield first, ready.result()
+        pool.fill(left)
+        while (item := pool.first) is not None:
+            ready = pool.take()
+            pool.fill(left)
+            yield item, ready
     finally:
         # After an error or an interrupt, wait only for the items that have started.
-        pool.shutdown(cancel_futures=True)
+        pool.close()
 
 
 def _timed(work: Callable[..., T], *args: object) -> tuple[T, float]:

@@ -21,7 +21,7 @@ from trainer.training.build import RunParts, build_engine
 from trainer.training.callbacks.checkpoints import capture, is_restorable, restore
 from trainer.training.callbacks.preview import Previewer
 from trainer.training.callbacks.validation import Validator
-from trainer.training.data.batches import PrefetchCollator
+from trainer.training.data.loader import PrefetchCollator
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.device.offload import empty_cache, free_weights, is_emptied, release_at
 from trainer.training.engine import Engine, TrainingProgress
@@ -50,10 +50,10 @@ class EngineManager:
         notify: OnNotice,
     ) -> None:
         self.job = job
-        prefetching = PrefetchCollator(
+        self.loader = PrefetchCollator(
             parts.collator, parts.batches, parts.device, lambda: self._loaded_engine().progress.step
         )
-        self.parts = dataclasses.replace(parts, collator=prefetching)
+        self.parts = dataclasses.replace(parts, collator=self.loader)
         self.segments = segments
         self.plan = plan
         self.evaluators = evaluators

@@ -10,6 +10,7 @@ import torch
 from trainer.host import versions
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase, PhaseForecast
+from trainer.protocol.progress import data_share
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport
 from trainer.protocol.text import duration_text, size
 from trainer.training.device.out_of_memory import gpu_info
@@ -40,6 +41,7 @@ def make_report(
         time_factor=forecast.time_factor if forecast else 1.0,
         exhausted=sum(isinstance(event, events.MemoryExhausted) for event in written),
         caching=_caching(written),
+        data_share=data_share(done),
     )
 
 
@@ -53,6 +55,8 @@ def summarize(report: RunReport) -> str:
         assert highest.measured is not None
         expected = f", forecast {size(highest.forecast.reserved)}" if highest.forecast else ""
         sentences.append(f"Peak memory: {size(highest.measured.reserved)} ({name.replace('_', ' ')}{expected}).")
+    if report.data_share is not None:
+        sentences.append(f"Waiting for data: {report.data_share:.1%} of the training time.")
     expected = f", forecast {duration_text(report.forecast_seconds)}" if report.forecast_seconds is not None else ""
     sentences.append(f"Time: {duration_text(report.seconds)}{expected}.")
     if report.exhausted:

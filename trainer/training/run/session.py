@@ -23,6 +23,7 @@ from trainer.training.callbacks.checkpoints import CheckpointCallback, is_restor
 from trainer.training.callbacks.lora_export import ExportCallback, Exporter
 from trainer.training.callbacks.preview import PreviewCallback, Previewer
 from trainer.training.callbacks.step_events import (
+    DataWaitWarning,
     SlowStepWarning,
     SnapshotCallback,
     StepEventCallback,
@@ -179,6 +180,7 @@ class Attempt:
             StepEventCallback(engine, self.reporter, self.meter),
             *([SnapshotCallback(self.meter.history)] if self.meter.history else []),
             SlowStepWarning(engine, self.reporter),
+            DataWaitWarning(engine, self.reporter),
             *curves,
             ValidationCallback(engine, self.validator, self.reporter),
             checkpoints,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -238,7 +238,8 @@ def attempt(
                 reporter.notice(code, sentence)
             work = Attempt(run, job, images, source, reporter, control, segments, memory_snapshot=memory_snapshot)
             reporter.send_heartbeats(lambda phase: run.write_status(work.status(phase, number, "running")))
-            return conclude(run, work, reporter, number)
+            with closing(work.manager.loader):
+                return conclude(run, work, reporter, number)
 
 
 def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) -> int:

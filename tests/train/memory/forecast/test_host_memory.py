@@ -70,7 +70,9 @@ def test_streamed_weights_stay_in_main_memory(
     assert streamed_bytes(other_phases.load(wanted)) == large
     found = forecast(wanted, device_state_with(1 << 34), TraceLibrary(TraceStore(tmp_path)))
     by_phase = {phase.phase: phase.host for phase in found.phases}
-    assert by_phase["train"] == PROCESS_BYTES + large and (large > 0) == (stream != "none")
+    assert by_phase["train"] == PROCESS_BYTES + large + host_bytes("train", wanted, (), ()) and (large > 0) == (
+        stream != "none"
+    )
 
 
 def first_weights(wanted: other_phases.Subject) -> int:
@@ -115,12 +117,12 @@ def test_as_many_cut_pictures_wait_as_are_counted() -> None:
         for _ in range(READER_THREADS + 1 if not waiting else len(waiting) + READER_THREADS < count):
             made.acquire()
         # A reader lets go of a picture a moment after it has handed it over.
-        until(lambda: len(alive) < CROPS_WAITING)
+        until(lambda: len(alive) < READER_THREADS + CROPS_WAITING)
         waiting.append(len(alive))
         return 0
 
-    Pipeline(ready, compute, lambda *_: None).run(range(count), lambda _: None)
-    assert max(waiting) == CROPS_WAITING - 1
+    Pipeline(ready, compute, lambda *_: None, READER_THREADS).run(range(count), lambda _: None)
+    assert max(waiting) == READER_THREADS + CROPS_WAITING - 1
 
 
 class Holder:
@@ -130,9 +132,18 @@ class Holder:
         self.picture = picture
 
 
+def test_micro_batches_loaded_in_advance() -> None:
+    """Two images of 1024 pixels: at most 32 images in advance and two in use, in sizes that are powers of two."""
+    latents, text = 2 * 4 * 128 * 128 * 4, 1 << (2 * 77 * (768 + 1280) * 4).bit_length()
+    one = subject("sdxl", 1024, FitConfig(micro_batch=2))
+    assert host_bytes("train", one, (), ()) == host_bytes("first_step", one, (), ()) == 17 * (3 * latents + text)
+    few = subject("sdxl", 1024, FitConfig(micro_batch=2, prefetch_batches=3))
+    assert host_bytes("train", few, (), ()) == 4 * (3 * latents + text)
+
+
 def test_training_and_saving() -> None:
     names, _ = played(other_phases.load(tiny("sd15")))
     living = [kept.storage for kept in names.values()]
     masters = sum(kept.storage.bytes for name, kept in names.items() if name.startswith("master."))
-    assert host_bytes("train", tiny("sd15"), (), living) == 0
+    assert host_bytes("validate", tiny("sd15"), (), living) == 0
     assert host_bytes("save", tiny("sd15"), (), living) == 3 * masters > 0

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from trainer import gpu
+from trainer.config.fit import FitConfig
 from trainer.errors import ImpastoError
 from trainer.protocol import events
-from trainer.training.callbacks.step_events import SlowStepWarning, why_slow
+from trainer.training.callbacks.step_events import DataWaitWarning, SlowStepWarning, why_slow
 from trainer.training.device.out_of_memory import SPARE_BYTES, cap_memory, gpu_guard, oom_error
 from trainer.training.engine import StepResult, TrainingProgress
 from trainer.training.reporting.memory_use import warn_of_allocator
@@ -118,6 +119,25 @@ def test_slow_steps_are_told_once_until_they_are_quick_again() -> None:
     assert steps.take(*[1.0] * 9, 2.9) == []
     assert steps.take(3.1, 3.5, 40.0) == [11]
     assert steps.take(1.0, 5.0) == [15]
+
+
+def data_waits(fit: FitConfig, *steps: tuple[float, float]) -> list[events.Event]:
+    """Return the events about steps of (seconds, seconds of waiting for data), each repeated 60 times."""
+    written: list[events.Event] = []
+    engine: Any = SimpleNamespace(job=SimpleNamespace(fit=fit))
+    warning = DataWaitWarning(engine, Reporter(written.append))
+    taken = [each for each in steps for _ in range(60)]
+    for number, (seconds, waited) in enumerate(taken, 1):
+        warning.after_step(TrainingProgress(), StepResult(number, 0, 0.1, 1.0, None, seconds, 3, {}, None, waited))
+    return written
+
+
+def test_waiting_for_data_is_reported_once_with_the_settings_that_limit_loading() -> None:
+    assert data_waits(FitConfig(), (1.0, 0.019)) == []
+    assert data_waits(FitConfig(), (0.004, 0.0009)) == []  # nothing that anyone could feel
+    (found,) = data_waits(FitConfig(loader_workers=1), (1.0, 0.0), (1.0, 0.1), (1.0, 0.5))
+    assert isinstance(found, events.DataWait) and 0.02 < found.share < 0.023
+    assert (found.step, found.fixed) == (71, ["loader_workers"])
 
 
 def test_a_step_after_a_wait_is_left_out() -> None:

@@ -42,14 +42,14 @@ FORECAST = Forecast(
 WRITTEN = [
     events.AttemptStarted(1, "cuda:0", time=10.0, attempt=1),
     events.CachingSpeed("cache_pictures", 200, 25.0, 22.0, 8.1, 400.0, time=11.0, attempt=1),
-    StepEvent(1, 0, 0.1, 1.0, {}, 4, 2.0, time=12.0, attempt=1),
-    StepEvent(2, 0, 0.1, 1.0, {}, 4, 2.0, time=14.0, attempt=1),
+    StepEvent(1, 0, 0.1, 1.0, {}, 4, 2.0, data_seconds=1.9, time=12.0, attempt=1),
+    StepEvent(2, 0, 0.1, 1.0, {}, 4, 2.0, data_seconds=0.05, time=14.0, attempt=1),
     PhaseMemory("train", 4.0, 5 * GIB, 7 * GIB, 8 * GIB, None, time=15.0, attempt=1),
     events.AttemptStarted(2, "cuda:0", time=100.0, attempt=2),
     events.CachingSpeed("cache_pictures", 1, 2.0, 4.0, 1.0, 80.0, time=100.0, attempt=2),
     MemoryExhausted("train", 1, 20, "forward", "unet", 1, 2, 3, time=101.0, attempt=2),
     MemoryExhausted("train", 1, 30, "backward", "", 1, 2, 3, time=101.0, attempt=2),
-    StepEvent(2, 0, 0.1, 1.0, {}, 4, 1.0, time=102.0, attempt=2),
+    StepEvent(2, 0, 0.1, 1.0, {}, 4, 1.0, data_seconds=0.9, time=102.0, attempt=2),
     PhaseMemory("train", 1.0, 4 * GIB, 5 * GIB, None, None, time=103.0, attempt=2),
     PhaseMemory("train", 2.5, 6 * GIB, 6 * GIB, None, None, time=104.0, attempt=2),
     PhaseMemory("load", 0.5, GIB, GIB, None, None, time=104.0, attempt=2),
@@ -69,6 +69,7 @@ def test_all_attempts_are_taken_together() -> None:
     assert load.forecast is None and load.measured == Memory(GIB, GIB, None)
     assert preview.measured is None and preview.forecast_seconds == 2.0
     assert report.exhausted == 2
+    assert report.data_share == 0.05 / 2.0  # nothing can be loaded in advance for the first step of an attempt
     assert report.caching == {"cache_pictures": CachingReport(200, 25.0, 22.0, 8.1, 400.0)}
 
 
@@ -76,7 +77,7 @@ def test_it_is_told_in_short() -> None:
     report = make_report(WRITTEN, FORECAST, torch.device("cpu"), steps=2)
     assert summarize(report) == (
         "Speed: 2.4 images per second, 60% of the GPU's compute limit. Peak memory: 7.0 GiB (train, forecast "
-        "6.0 GiB). Time: 9 s, forecast 12 s. Memory ran out 2 times."
+        "6.0 GiB). Waiting for data: 2.5% of the training time. Time: 9 s, forecast 12 s. Memory ran out 2 times."
     )
     nothing = RunReport("cpu", "Linux", {}, 3725.0, None, 0.5, None, None)
     assert summarize(nothing) == "Speed: 0.5 images per second. Time: 1 h 02 min."
@@ -95,6 +96,7 @@ def test_a_real_run_leaves_its_report(tmp_path: Path) -> None:
     assert {phase: one.count for phase, one in report.caching.items()} == {
         event.phase: event.total for event in trial.of(events.PhaseStarted) if event.phase in report.caching
     }
+    assert report.data_share is not None and 0 <= report.data_share < 1
     held = [event.host for event in trial.of(PhaseMemory)]
     assert private_bytes() is None or all(host > 50 << 20 for host in held)  # torch alone takes that
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors
@@ -21,6 +23,8 @@ from trainer.errors import RunError
 from trainer.protocol import commands, events, files
 from trainer.protocol.report import RunReport
 from trainer.protocol.run_directory import RunDirectory
+from trainer.training.data.batches import Collator
+from trainer.training.data.loader import PrefetchCollator
 from trainer.training.run.resume import resume
 from trainer.training.run.start import start
 
@@ -222,6 +226,33 @@ def test_low_precision_killed_after_a_checkpoint_resumes_exactly(shared: Path, t
     assert resume(run, Watcher(), learn=taught.append) == 0
     assert len(taught) == ("int8" not in name)  # whose forecast is an estimate
     assert same_lora(whole, run.output / "test.safetensors")
+
+
+def test_loader_size_and_a_kill_with_batches_in_advance_change_nothing(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the kill, the loader is several steps ahead of the checkpoint; the resumed run prefetches with other sizes."""
+    base = tiny_base("sd15", shared / "bases", depth=1)
+    settings = ["recipe.images.crop=random", "recipe.captions.shuffle=true", "report.previews.prompts=[]"]
+    alone = [*settings, "fit.loader_workers=1", "fit.prefetch_batches=1"]
+    whole = train(write_job(tmp_path / "a", base, shared / "pictures"), alone)
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    with pytest.raises(Killed):
+        start(job, [*settings, "fit.loader_workers=5", "fit.prefetch_batches=9"], Watcher(kill_at(3)))
+    assert (run_of(job).checkpoints / "step-00000002").is_dir()
+    monkeypatch.setattr("trainer.training.recovery.engine_manager.PrefetchCollator", AnotherSize)
+    assert resume(run_of(job), Watcher()) == 0
+    assert tensors_sha(whole) == tensors_sha(run_of(job).output / "test.safetensors")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("loader", "reader"))]
+
+
+class AnotherSize(PrefetchCollator):
+    """A loader with two threads and three batches in advance, whatever the job says."""
+
+    def __init__(self, assembler: Collator, *others: Any) -> None:
+        fit = assembler.job.fit.replaced(loader_workers=2, prefetch_batches=3)
+        job = assembler.job.replaced(fit=fit)
+        super().__init__(Collator(job, assembler.source, assembler.cache, live_text=assembler.live_text), *others)
 
 
 def test_stop_exports_and_the_run_can_be_extended(
