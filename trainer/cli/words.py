@@ -31,6 +31,14 @@ OUTCOMES: dict[events.Outcome, str] = {
     "failed": "Failed",
 }
 
+GROWING = {
+    "weights": "base weights",
+    "adapter": "LoRA weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "other": "memory that belongs to no tensor in Python, such as saved activations",
+}
+"""What grows in a memory leak, by its name in the event; other names are dtypes and shapes of tensors."""
 STAGES = {"decode": "decoding", "encode": "encoding", "write": "writing"}
 
 
@@ -113,6 +121,8 @@ def sentence(event: events.Event) -> str | None:
             return f"Step {event.step:,} took {usual}: {slowness(event)}."
         case events.DataWait():
             return f"Training waits for data {event.share:.1%} of the time. {data_advice(event)}"
+        case events.MemoryLeak():
+            return leak(event)
         case events.ErrorEvent():
             return f"Error: {event.sentence}\nWhat to do: {event.remedy}"
         case events.Finished():
@@ -134,6 +144,17 @@ def encoded(event: events.CachingSpeed) -> str:
 def rate(number: float) -> str:
     """Format a rate with three significant digits, or as a whole number if it is 100 or more."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def leak(event: events.MemoryLeak) -> str:
+    """Return a sentence saying which memory grows, how fast, since when, and what it is that grows."""
+    memory = "GPU memory" if event.memory == "gpu" else "Main memory"
+    names = [f"{GROWING.get(name, f'tensors of {name}')} ({size(grown)})" for name, grown in event.grew.items()]
+    return (
+        f"{memory} keeps growing: {100 * event.rate:.1f}% per 100 steps since step {event.since:,}, "
+        f"{size(event.grown)} so far. In the latest steps, this grew: {', '.join(names) or GROWING['other']}. "
+        "Please report this leak."
+    )
 
 
 def shortage(event: events.MemoryExhausted) -> str:

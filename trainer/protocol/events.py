@@ -292,6 +292,28 @@ class DataWait(Event):
     """Keys of [fit] that the job sets and that limit loading: loader_workers, prefetch_batches."""
 
 
+@json_keys("step", "memory", "since", "rate", "held", "grown", "grew")
+@dataclass(frozen=True)
+class MemoryLeak(Event):
+    """Memory that keeps growing from step to step; reported once per attempt for each kind of memory."""
+
+    type: ClassVar[str] = "memory_leak"
+    step: int
+    memory: Literal["gpu", "main"]
+    """Which memory grows: that allocated on the GPU, or this process's private main memory."""
+    since: int
+    """Last step before it began to grow."""
+    rate: float
+    """Growth per 100 steps, as a fraction of the memory held at `since`."""
+    held: int
+    """Bytes held after the step."""
+    grown: int
+    """Bytes by which memory has grown since then."""
+    grew: Mapping[str, int]
+    """What grew most in the latest steps, largest first, with its growth in bytes: a kind of memory as in a forecast's
+    peaks, tensors by dtype and shape such as "float32 4x64x64", or "other" for memory without a tensor in Python."""
+
+
 @json_keys("phase", "seconds", "allocated", "reserved", "device", "host")
 @dataclass(frozen=True)
 class PhaseMemory(Event):
@@ -363,6 +385,7 @@ TYPES: Mapping[str, type[Event]] = {
         SteppedDown,
         Slow,
         DataWait,
+        MemoryLeak,
         PhaseMemory,
         ErrorEvent,
         Finished,

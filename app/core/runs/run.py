@@ -87,7 +87,9 @@ def _kind(event: events.Event) -> Kind | None:
     match event:
         case events.ErrorEvent():
             return "error"
-        case events.MemoryExhausted() | events.SteppedDown() | events.Slow() | events.DataWait() | events.Skipped():
+        case events.MemoryExhausted() | events.SteppedDown() | events.Skipped():
+            return "warning"
+        case events.Slow() | events.DataWait() | events.MemoryLeak():
             return "warning"
         case events.CommandEvent():
             return None if event.outcome == "done" else "warning"

@@ -49,6 +49,13 @@ _PHASE_WORDS = {
     "checkpoint": _NOOP("Remarks", "writing a checkpoint"),
     "save": _NOOP("Remarks", "saving"),
 }
+_GROWING = {
+    "weights": _NOOP("Remarks", "base weights"),
+    "adapter": _NOOP("Remarks", "LoRA weights"),
+    "gradients": _NOOP("Remarks", "gradients"),
+    "optimizer": _NOOP("Remarks", "optimizer state"),
+    "other": _NOOP("Remarks", "memory that belongs to no tensor in Python, such as saved activations"),
+}
 _STAGES = {
     "decode": _NOOP("Remarks", "decoding {rate}"),
     "encode": _NOOP("Remarks", "encoding {rate}"),
@@ -161,6 +168,8 @@ def sentence(remark: RunRemark) -> str:
             return _slow(event)
         case events.DataWait() as event:
             return _data_wait(event)
+        case events.MemoryLeak() as event:
+            return leak(event)
         case events.CommandEvent() as event:
             return translate("Remarks", "The command “{name}” was not carried out: {detail}").format(
                 name=event.name, detail=event.detail or event.outcome
@@ -239,6 +248,27 @@ def _data_wait(event: events.DataWait) -> str:
         parts.append(translate("Remarks", "Reset {keys}, so that loading adapts to this PC.").format(keys=keys))
     parts.append(translate("Remarks", "Move the cache to a faster disk, or close programs that use this one."))
     return " ".join(parts)
+
+
+def leak(event: events.MemoryLeak) -> str:
+    """Return a leak as sentences: which memory grows, how fast, since when, and what it is that grows."""
+    if event.memory == "gpu":
+        words = translate(
+            "Remarks", "GPU memory keeps growing: {rate}% per 100 steps since step {since}, {grown} so far."
+        )
+    else:
+        words = translate(
+            "Remarks", "Main memory keeps growing: {rate}% per 100 steps since step {since}, {grown} so far."
+        )
+    rate = QLocale().toString(100 * event.rate, "f", 1)
+    grown = words.format(rate=rate, since=_number(event.since), grown=format_memory(event.grown))
+    tensors = translate("Remarks", "tensors of {type}")
+    words_of = {name: translate("Remarks", known) for name, known in _GROWING.items()}
+    names = [
+        f"{words_of.get(name) or tensors.format(type=name)} {format_memory(size)}" for name, size in event.grew.items()
+    ]
+    latest = translate("Remarks", "In the latest steps, this grew: {names}. Please report this leak.")
+    return f"{grown} {latest.format(names=', '.join(names))}" if names else grown
 
 
 def _rate(number: float) -> str:

@@ -290,6 +290,10 @@ EVENTS: tuple[events.Event, ...] = (
     ),
     events.Slow(step=40, seconds=3.0, median=1.0, reason="others", detail="chrome.exe 1.1 GiB"),
     events.DataWait(step=60, share=0.05, fixed=["loader_workers"]),
+    events.MemoryLeak(
+        step=160, memory="gpu", since=35, rate=0.03, held=4000000000, grown=100000000,
+        grew={"float32 4x64x64": 50000000},
+    ),
     events.PhaseMemory(phase="train", seconds=60.0, allocated=1000, reserved=2000, device=3000, host=4000),
     events.ErrorEvent(code="disk.full", sentence="There is no room.", remedy="Free disk space."),
     events.Finished(outcome="paused", step=41, file="output/sample.safetensors", run="sample"),

@@ -143,13 +143,20 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
         events.Slow(step=40, seconds=4.0, median=1.0, reason="hot", detail="91 °C"),
         events.DataWait(step=60, share=0.053, fixed=["prefetch_batches"]),
         events.DataWait(step=60, share=0.5, fixed=[]),
+        events.MemoryLeak(
+            step=160, memory="gpu", since=35, rate=0.031, held=4 << 30, grown=128 << 20,
+            grew={"float32 4x64x64": 60 << 20, "optimizer": 2 << 20},
+        ),
         events.ErrorEvent(code="a", sentence="The base <b>x</b> is damaged.", remedy="Choose another."),
     )  # fmt: skip
     run = session.runs.open(engine.run.path)
     view.show_run(run)
-    follow(qtbot, run, lambda: len(view.remarks.texts) == 10)
+    follow(qtbot, run, lambda: len(view.remarks.texts) == 11)
     assert [(one.kind, one.sentence) for one in view.remarks.texts] == [
         ("error", "The base <b>x</b> is damaged. Choose another."),
+        ("warning", "GPU memory keeps growing: 3.1% per 100 steps since step 35, 128 MiB so far. "
+                    "In the latest steps, this grew: tensors of float32 4x64x64 60.0 MiB, optimizer state 2.0 MiB. "
+                    "Please report this leak."),
         ("warning", "Training waits for data 50.0% of the time. "
                     "Move the cache to a faster disk, or close programs that use this one."),
         ("warning", "Training waits for data 5.3% of the time. "

@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -17,6 +18,8 @@ from trainer.protocol.forecast import ForecastPhase
 from trainer.training.device.out_of_memory import gpu_info
 from trainer.training.reporting.memory_history import MemoryHistory
 from trainer.training.reporting.reporter import Reporter
+
+Memory = Literal["gpu", "main"]
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class PhaseMemoryMeter:
         self.phase: ForecastPhase = "load"
         self.latest: int | None = None
         """Peak bytes allocated on the GPU between the last two samples; None on the CPU."""
+        self.held: dict[Memory, int] = {}
+        """Bytes held at the last sample, by the memory that they are in."""
         self._uses: dict[ForecastPhase, PhaseMemoryUse] = {}
         self._since = time.monotonic()
 
@@ -68,11 +73,14 @@ class PhaseMemoryMeter:
         """Add the time and peaks since the last sample to the current phase."""
         use, now = self._uses.setdefault(self.phase, PhaseMemoryUse()), time.monotonic()
         use.seconds, self._since = use.seconds + now - self._since, now
-        use.host = _higher(use.host, private_bytes())
+        if (main := private_bytes()) is not None:
+            use.host = _higher(use.host, main)
+            self.held["main"] = main
         if self.device.type == "cuda":
             # Read once per step, while the GPU idles: max_memory_allocated and the like sort all statistics each time.
             peaks = torch.cuda.memory_stats_as_nested_dict(self.device)
             self.latest = peaks["allocated_bytes"]["all"]["peak"]
+            self.held["gpu"] = peaks["allocated_bytes"]["all"]["current"]
             use.allocated = _higher(use.allocated, self.latest)
             use.reserved = _higher(use.reserved, peaks["reserved_bytes"]["all"]["peak"])
             torch.cuda.reset_peak_memory_stats(self.device)

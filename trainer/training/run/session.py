@@ -21,6 +21,7 @@ from trainer.training.active_plan import ActivePlan
 from trainer.training.build import build_parts
 from trainer.training.callbacks.checkpoints import CheckpointCallback, is_restorable
 from trainer.training.callbacks.lora_export import ExportCallback, Exporter
+from trainer.training.callbacks.memory_leak import LeakWarning
 from trainer.training.callbacks.preview import PreviewCallback, Previewer
 from trainer.training.callbacks.step_events import (
     DataWaitWarning,
@@ -181,6 +182,7 @@ class Attempt:
             *([SnapshotCallback(self.meter.history)] if self.meter.history else []),
             SlowStepWarning(engine, self.reporter),
             DataWaitWarning(engine, self.reporter),
+            LeakWarning(engine, self.reporter, self.meter),
             *curves,
             ValidationCallback(engine, self.validator, self.reporter),
             checkpoints,
