@@ -72,6 +72,18 @@ def encode_texts(
     return encode_text(family, encoders, tokens, clip_skip)
 
 
+def padded(text: TextConditioning, empty: TextConditioning, tokens: int) -> TextConditioning:
+    """Return a text's conditioning padded to ``tokens`` with the states of the ``empty`` text of 75 tokens.
+
+    This equals encoding the text at that length, because rows are encoded one by one and a row of padding is the empty
+    text.
+    """
+    rows = (tokens + 2 - text.hidden.shape[1]) // CHUNK
+    return TextConditioning(
+        torch.cat([text.hidden[:, :-1], *[empty.hidden[:, 1:-1]] * rows, empty.hidden[:, -1:]], 1), text.pooled
+    )
+
+
 def _encode_rows(encoder: TextEncoder, ids: Tensor) -> EncodedRows:
     return EncodedRows(encoder, ids, inner_model(encoder)(input_ids=ids, output_hidden_states=True))
 

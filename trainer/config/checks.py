@@ -48,6 +48,7 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     objective, captions, schedule, images = recipe.objective, recipe.captions, recipe.schedule, recipe.images
     at = "recipe."
     yield at + "clip_skip", recipe, family == "sdxl", "SDXL always uses the penultimate layer"
+    yield at + "caption_padding", recipe, recipe.token_chunks == 75, "the max token length is 75 (token_chunks)"
     for key in ("conv_rank", "conv_alpha"):
         yield at + key, recipe, recipe.layers != "all", '3x3 convolutions are trained only with layers = "all"'
     own_rate = isinstance(recipe.optimizer, AdafactorConfig) and recipe.optimizer.relative_step

@@ -186,6 +186,8 @@ class RecipeConfig(Section):
     """Text encoder layer to use, counted as in kohya: 1 = last, 2 = penultimate; default: the last. SD 1.5 only."""
     token_chunks: Literal[75, 150, 225] = Field(default=75, title="Max token length")
     """Maximum caption length in tokens (kohya: max_token_length); longer captions are truncated."""
+    caption_padding: Literal["caption", "limit"] | None = None
+    """Pad each caption to as many times 75 tokens as it needs, or all to the limit as kohya does; default: caption."""
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
     """Training resolution in pixels: buckets have about this area (1024 = 1024x1024); default: 512 (SDXL: 1024)."""
     images: ImagesConfig = Field(default=ImagesConfig(), title="Images")
@@ -207,6 +209,11 @@ class RecipeConfig(Section):
     def has_dropouts(self) -> bool:
         """Return whether any dropout inside the LoRA is on."""
         return self.dropout > 0 or self.rank_dropout > 0 or self.module_dropout > 0
+
+    @property
+    def has_caption_lengths(self) -> bool:
+        """Return whether captions differ in padded length; runs of earlier versions do not set `caption_padding`."""
+        return self.caption_padding == "caption" and self.token_chunks > 75
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for more than one length, nothing to train, and rates or schedules the optimizer cannot use."""

@@ -184,6 +184,8 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
         epochs=None,
         images_seen=None,
         clip_skip=recipe.clip_skip or (1 if family == "sd15" else None),
+        # A frozen job without this key pads to the limit: it is from a version that did nothing else.
+        caption_padding=recipe.caption_padding or "caption",
         resolution=resolution,
         images=_resolve_buckets(recipe.images, resolution),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer.config.base import Family
 from trainer.config.fit import DEFAULT_TEXT_BATCH, FitConfig
 from trainer.config.job import Job
-from trainer.dataset.sampling import Sample
+from trainer.dataset.sampling import Sample, padded_tokens
 
 # Increase when the content of entries changes, so that entries of older versions are never read.
 FORMAT_VERSION = 1
@@ -90,7 +90,7 @@ class CacheKeys:
         )
 
     def text_key(self, text: str) -> str:
-        """Return the cache key of a caption, based on text, text encoders, clip skip, token limit and dtype.
+        """Return the cache key of a caption, based on text, text encoders, clip skip, padded length and dtype.
 
         A batch size above 1 is part of the key because batching changes rounding; deterministic runs never use such
         entries.
@@ -102,7 +102,7 @@ class CacheKeys:
             self.family,
             self.text_hash,
             recipe.clip_skip,
-            recipe.token_chunks,
+            padded_tokens(text, recipe),
             self.job.fit.dtype,
             *([at_once] if at_once > 1 else []),
         )

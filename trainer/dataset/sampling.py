@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
@@ -15,6 +15,7 @@ import numpy as np
 
 from trainer.config.recipe import CaptionConfig, RecipeConfig
 from trainer.dataset.image import ImageRecord
+from trainer.files.tokens import CHUNK, padded_length
 
 # The innermost braces that contain a bar; replacing from the inside out also resolves nested wildcards.
 _WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")
@@ -129,6 +130,8 @@ def generator(seed: int, purpose: Purpose, *, epoch: int = 0, sample: str = "", 
 
 
 Box = tuple[int, int, int, int]
+Shape = tuple[int, int, int]
+"""Width and height of a bucket in pixels, and the tokens that captions are padded to: equal in a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,22 @@ class Sample:
     window: Box
     """Region that is scaled to the bucket: left, top, width and height in pixels of the upright image."""
     flip: bool
+    tokens: int = CHUNK
+    """Tokens that the caption is padded to: 75, 150 or 225."""
+
+    @property
+    def shape(self) -> Shape:
+        """Return the shape of the micro-batches that can contain the sample."""
+        return *self.image.bucket, self.tokens
+
+
+def padded_tokens(text: str, recipe: RecipeConfig) -> int:
+    """Return the tokens that a text is padded to: the recipe's limit, or the multiple of 75 that the text needs.
+
+    This depends only on the text as drawn, so shuffled, shortened and dropped captions have their own lengths, equal
+    texts have equal ones, and no machine or micro-batch affects them.
+    """
+    return padded_length(text, recipe.token_chunks) if recipe.has_caption_lengths else recipe.token_chunks
 
 
 def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
@@ -151,7 +170,8 @@ def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: in
     caption = compose_caption(image.captions, image.trigger, image.class_words, recipe.captions, stream("caption"))
     across, down = stream("crop").random(2) if recipe.images.crop == "random" else (0.5, 0.5)
     flip = recipe.images.flip and bool(stream("flip").random() < 0.5)
-    return Sample(image, epoch, repeat, caption, crop_window(image, across, down), flip)
+    window = crop_window(image, across, down)
+    return Sample(image, epoch, repeat, caption, window, flip, padded_tokens(caption, recipe))
 
 
 def plain_sample(image: ImageRecord, recipe: RecipeConfig) -> Sample:
@@ -159,7 +179,8 @@ def plain_sample(image: ImageRecord, recipe: RecipeConfig) -> Sample:
     plain = without_randomness(recipe.captions)
     stream = generator(recipe.seed, "validation", sample=image.id)
     caption = compose_caption(image.captions, image.trigger, image.class_words, plain, stream)
-    return Sample(image, 0, 0, caption, crop_window(image, 0.5, 0.5), flip=False)
+    window = crop_window(image, 0.5, 0.5)
+    return Sample(image, 0, 0, caption, window, flip=False, tokens=padded_tokens(caption, recipe))
 
 
 def measured_samples(images: Sequence[ImageRecord], recipe: RecipeConfig) -> tuple[Sample, ...]:
@@ -239,39 +260,45 @@ def steps_per_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> int:
 
 def epoch_batches(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> list[tuple[Sample, ...]]:
     """Return the effective batches of an epoch in step order; no sample is dropped or repeated."""
-    return [
-        tuple(draw_sample(image, recipe, epoch, repeat) for image, repeat in showings)
-        for showings in batched_samples(images, recipe, epoch)
-    ]
+    samples = [draw_sample(image, recipe, epoch, repeat) for image, repeat in epoch_samples(images, epoch)]
+    return [tuple(batch) for batch in _batched(samples, lambda sample: sample.shape, recipe, epoch)]
 
 
-def batched_samples(
-    images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int
-) -> list[Sequence[tuple[ImageRecord, int]]]:
-    """Return the effective batches of an epoch as (image, repeat) pairs; captions and crops are chosen later.
+def batched_shapes(
+    images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int, tokens: Callable[[ImageRecord], int]
+) -> list[list[Shape]]:
+    """Return the shapes in each effective batch of an epoch, without drawing any sample.
 
-    Each bucket's samples fill as many batches as possible; the leftovers of all buckets are put into mixed batches,
-    bucket by bucket, so that they split into few micro-batches. Only the last mixed batch may be smaller.
+    ``tokens`` returns what an image's captions are padded to. If that varies from epoch to epoch, the shapes are only
+    about those of `epoch_batches`.
     """
-    showings = epoch_samples(images, epoch)
+    shapes = [(*image.bucket, tokens(image)) for image, _ in epoch_samples(images, epoch)]
+    return _batched(shapes, lambda shape: shape, recipe, epoch)
+
+
+def _batched(samples: Sequence[T], shape: Callable[[T], Shape], recipe: RecipeConfig, epoch: int) -> list[list[T]]:
+    """Return the samples of an epoch in effective batches.
+
+    The samples of each shape fill as many batches as possible; the leftovers of all shapes are put into mixed batches,
+    shape by shape, so that they split into few micro-batches. Only the last mixed batch may be smaller.
+    """
     stream = generator(recipe.seed, "order", epoch=epoch)
-    by_bucket: defaultdict[tuple[int, int], list[tuple[ImageRecord, int]]] = defaultdict(list)
-    for place in stream.random(len(showings)).argsort(kind="stable"):
-        image, repeat = showings[place]
-        by_bucket[image.bucket].append((image, repeat))
+    by_shape: defaultdict[Shape, list[T]] = defaultdict(list)
+    for place in stream.random(len(samples)).argsort(kind="stable"):
+        by_shape[shape(samples[place])].append(samples[place])
     size = recipe.effective_batch
-    full = [members[: len(members) // size * size] for members in by_bucket.values()]
-    leftovers = [sample for members in by_bucket.values() for sample in members[len(members) // size * size :]]
+    full = [members[: len(members) // size * size] for members in by_shape.values()]
+    leftovers = [sample for members in by_shape.values() for sample in members[len(members) // size * size :]]
     dealt = [part for members in [*full, leftovers] for part in _cut(members, size)]
     return [dealt[place] for place in stream.random(len(dealt)).argsort(kind="stable")]
 
 
 def micro_batches(batch: Sequence[Sample], size: int) -> list[tuple[Sample, ...]]:
-    """Split an effective batch into micro-batches of at most `size` samples from one bucket."""
-    by_bucket: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
+    """Split an effective batch into micro-batches of at most `size` samples of one shape."""
+    by_shape: defaultdict[Shape, list[Sample]] = defaultdict(list)
     for sample in batch:
-        by_bucket[sample.image.bucket].append(sample)
-    return [tuple(part) for members in by_bucket.values() for part in _cut(members, size)]
+        by_shape[sample.shape].append(sample)
+    return [tuple(part) for members in by_shape.values() for part in _cut(members, size)]
 
 
 def _cut(members: list[T], size: int) -> list[list[T]]:

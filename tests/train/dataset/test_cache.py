@@ -115,7 +115,7 @@ def test_texts_at_once_are_those_of_each_by_itself(tmp_path: Path) -> None:
     cache.ensure_texts(texts[:2], quiet)
     cached = cache.ensure_texts(texts, lambda *amount: told.append(amount))
     assert cached is not None and cached.count == 19 and cached.encode >= cached.count / cached.seconds
-    assert told == [(done, 21) for done in (2, 10, 18, 21)]
+    assert told == [(done, 21) for done in (2, 10, 14, 21)], "texts of one length at once, the longest first"
     for text in texts:
         kept, alone = cache.text(text), cache.encode_now(encoders, [text])
         torch.testing.assert_close(kept.hidden, alone.hidden, rtol=1e-5, atol=1e-5)
@@ -248,7 +248,18 @@ def test_another_setting_never_reads_a_stale_picture(tmp_path: Path, setting: st
 def test_another_setting_never_reads_a_stale_text(tmp_path: Path, setting: str) -> None:
     _, _, parts = prepared(tmp_path)
     _, _, others = prepared(tmp_path, (setting,))
-    assert parts.cache.text_key("a cat") != others.cache.text_key("a cat")
+    text = "a cat " * 40
+    assert parts.cache.text_key(text) != others.cache.text_key(text)
+
+
+def test_texts_of_one_length_are_shared_by_jobs_with_other_limits(tmp_path: Path) -> None:
+    keys = []
+    for settings in ((), ("recipe.token_chunks=150",), ("recipe.token_chunks=150", "recipe.caption_padding=limit")):
+        _, _, parts = prepared(tmp_path, settings)
+        parts.cache.ensure_texts(["a cat"], quiet)
+        keys.append(parts.cache.text_key("a cat"))
+        assert parts.cache.text("a cat").hidden.shape[1] == (152 if "limit" in str(settings) else 77)
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_damaged_entry_is_noticed_when_read_and_made_anew_when_prepared(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from trainer.config.recipe import RecipeConfig
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import (
     Sample,
+    batched_shapes,
     crop_window,
     draw_sample,
     epoch_batches,
     epoch_samples,
     micro_batches,
     micro_conditioning,
+    padded_tokens,
     plain_sample,
     samples_per_epoch,
     steps_per_epoch,
@@ -257,3 +259,46 @@ def test_the_effective_batch_alone_decides_the_steps(size: int) -> None:
 
 def test_unresolved_recipes_can_be_sampled() -> None:
     assert len(epoch_batches(pictures_of(3), RecipeConfig(), 0)) == 1
+
+
+LENGTHS = recipe_of(128, effective_batch=4, token_chunks=150, caption_padding="caption", captions={"dropout": 0.2})
+
+
+def pictures_with_captions(*tokens: int) -> list[ImageRecord]:
+    return [
+        make_picture(number, bucket=BUCKETS[number % 2], captions=("cat " * count,))
+        for number, count in enumerate(tokens)
+    ]
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(0, 75), (75, 75), (76, 150), (150, 150), (151, 150), (400, 150)])
+def test_a_caption_is_padded_to_the_length_it_needs(count: int, tokens: int) -> None:
+    (picture,) = pictures_with_captions(count)
+    plain = LENGTHS.replaced(captions=RecipeConfig().captions)
+    assert draw_sample(picture, plain, 0, 0).tokens == plain_sample(picture, plain).tokens == tokens
+    assert draw_sample(picture, plain.replaced(caption_padding="limit"), 0, 0).tokens == 150
+    assert draw_sample(picture, plain.replaced(caption_padding=None), 0, 0).tokens == 150, "from an earlier version"
+    assert padded_tokens("\U00013000" * 40, plain) == 150, "a letter may take several tokens"
+
+
+def test_lengths_are_part_of_the_shape_of_a_batch() -> None:
+    pictures = pictures_with_captions(*[10, 100] * 9, 10, 10, 100)
+    batches = epoch_batches(pictures, LENGTHS, 1)
+    shown = Counter(sample.image.id for batch in batches for sample in batch)
+    assert set(shown.values()) == {1} and len(shown) == len(pictures)
+    assert len(batches) == steps_per_epoch(pictures, LENGTHS)
+    assert {sample.tokens for batch in batches for sample in batch if not sample.caption} == {75}, "a dropped caption"
+    mixed = [batch for batch in batches if len({sample.shape for sample in batch}) > 1]
+    assert len(mixed) <= 3, "full batches have one shape"
+    for batch in batches:
+        for size in (1, 2, 4):
+            parts = micro_batches(batch, size)
+            assert all(len({sample.shape for sample in part}) == 1 for part in parts)
+            assert Counter(sample.image.id for part in parts for sample in part) == Counter(s.image.id for s in batch)
+
+
+def test_shapes_are_known_without_drawing_samples() -> None:
+    plain = LENGTHS.replaced(captions=RecipeConfig().captions)
+    pictures = pictures_with_captions(*[10, 100] * 9, 10, 10, 100)
+    shapes = batched_shapes(pictures, plain, 2, lambda picture: plain_sample(picture, plain).tokens)
+    assert shapes == [[sample.shape for sample in batch] for batch in epoch_batches(pictures, plain, 2)]

@@ -266,6 +266,7 @@ def _images(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None
     mapped.set("effective_batch", total or (single * (parts or 1) if single else None))
     tokens = values.get("ss_max_token_length")
     mapped.set("token_chunks", _whole(tokens) if tokens else 75)
+    mapped.set("caption_padding", "limit" if tokens in ("150", "225") else None)  # as sd-scripts always does
 
 
 def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:

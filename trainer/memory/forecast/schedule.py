@@ -17,7 +17,7 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.cache_keys import CacheKeys, text_batch_size
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import batched_samples, measured_samples, steps_per_epoch
+from trainer.dataset.sampling import batched_shapes, measured_samples, steps_per_epoch
 from trainer.memory.device.roofline import loading_seconds
 from trainer.memory.forecast.cache_shards import NO_LATER_SHARDS, LaterShards, first_shard, later_shards
 from trainer.memory.forecast.host_memory import streamed_bytes
@@ -55,8 +55,8 @@ def batch_compositions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> t
     an_epoch, steps = steps_per_epoch(images, recipe), recipe.steps or 1
     found: Counter[BatchComposition] = Counter()
     for epoch in range(min(MOST_EPOCHS, -(-steps // an_epoch)) if an_epoch else 0):
-        for showings in batched_samples(images, recipe, epoch)[: steps - epoch * an_epoch]:
-            found[tuple(Counter(image.bucket for image, _ in showings).items())] += 1
+        for shapes in batched_shapes(images, recipe, epoch, lambda _: recipe.token_chunks)[: steps - epoch * an_epoch]:
+            found[tuple(Counter(shape[:2] for shape in shapes).items())] += 1
     return tuple(found.items())
 
 

@@ -12,11 +12,12 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.base.drawing import RenderSpec, decode, draw_latents, make_sampler, save_image
-from trainer.base.encoding import TextConditioning
+from trainer.base.encoding import TextConditioning, padded
 from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.config.job import Job, PromptConfig
 from trainer.config.schema import require_value
+from trainer.dataset.sampling import padded_tokens
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.callbacks.lora_export import Exporter, due, export_mode
@@ -45,8 +46,13 @@ class Previewer:
         return self.job.report.previews.prompts
 
     def texts(self) -> list[str]:
-        """Return all texts that the previews need; they are encoded together with the captions."""
-        return [text for prompt in self.prompts for text in (prompt.prompt, prompt.negative)]
+        """Return all texts that the previews need; they are encoded together with the captions.
+
+        The empty text pads a prompt to the length of its negative prompt or the other way around.
+        """
+        pairs = [(prompt.prompt, prompt.negative) for prompt in self.prompts]
+        padding = [""] if any(self._length(one) != self._length(other) for one, other in pairs) else []
+        return [*(text for pair in pairs for text in pair), *padding]
 
     def path(self, step: int, index: int) -> Path:
         """Return the image path for one prompt at one step: samples/step-00000500-0.png."""
@@ -99,11 +105,19 @@ class Previewer:
             return [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
 
     def _render_spec(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> RenderSpec:
-        positive, negative = (self._text(text, encoders) for text in (prompt.prompt, prompt.negative))
+        pair = prompt.prompt, prompt.negative
+        positive, negative = (self._text(text, max(map(self._length, pair)), encoders) for text in pair)
         return RenderSpec(prompt, require_value(prompt.width), require_value(prompt.height), positive, negative)
 
-    def _text(self, text: str, encoders: Sequence[TextEncoder]) -> TextConditioning:
-        return self.cache.encode_now(encoders, [text]) if encoders else self.cache.text(text)
+    def _length(self, text: str) -> int:
+        return padded_tokens(text, self.job.recipe)
+
+    def _text(self, text: str, tokens: int, encoders: Sequence[TextEncoder]) -> TextConditioning:
+        """Return a text's conditioning, padded to ``tokens``: a pipeline needs both prompts at the same length."""
+        if encoders:
+            return self.cache.encode_now(encoders, [text], tokens)
+        encoded = self.cache.text(text)
+        return encoded if self._length(text) == tokens else padded(encoded, self.cache.text(""), tokens)
 
     def _write(self, image: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
         path = self.path(step, index)

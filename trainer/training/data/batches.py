@@ -69,7 +69,7 @@ class BatchSchedule:
         return self._epoch(self.epoch_of(step))[step % self.steps_per_epoch]
 
     def split(self, batch: tuple[Sample, ...]) -> list[tuple[Sample, ...]]:
-        """Return the batch split into micro-batches of one bucket each."""
+        """Return the batch split into micro-batches of one shape each."""
         return micro_batches(batch, require_value(self.job.fit.micro_batch))
 
     def prepare(
@@ -147,7 +147,7 @@ class Collator:
         )
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        """Return a CPU micro-batch of ``samples`` (one bucket); ``batch_size`` is the size of the effective batch."""
+        """Return a CPU micro-batch of ``samples`` (one shape); ``batch_size`` is the size of the effective batch."""
         objective = self.job.recipe.objective
         entries = [self.cache.latents(sample) for sample in samples]
         latents = [self._draw_latents(sample, entry) for sample, entry in zip(samples, entries, strict=True)]
@@ -214,7 +214,7 @@ class Collator:
         if not self.live_text:
             return None
         captions = [sample.caption for sample in samples]
-        return tuple(tokenize(self.source.family, captions, self.job.recipe.token_chunks))
+        return tuple(tokenize(self.source.family, captions, samples[0].tokens))
 
     def _time_ids(self, samples: Sequence[Sample]) -> Tensor | None:
         if self.source.family != "sdxl":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from itertools import accumulate
@@ -26,7 +27,7 @@ from trainer.config.job import Job
 from trainer.dataset.cache_keys import LATENT_SCALE, CacheKeys, entry_path, text_batch_size
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.pixels import crop_pixels
-from trainer.dataset.sampling import Sample
+from trainer.dataset.sampling import Sample, padded_tokens
 from trainer.errors import DatasetError, ResumableError
 from trainer.protocol import events, files
 from trainer.protocol.places import is_disk_full
@@ -284,7 +285,7 @@ class Cache:
     ) -> PipelineSpeed:
         dtype = DTYPES[self.job.fit.dtype or "fp32"]
         encoders = self.source.load_text_encoders(dtype, self.device)
-        groups = _groups(missing, text_batch_size(self.job.fit))
+        groups = self._text_groups(missing, texts)
 
         def encode(keys: Sequence[str]) -> list[dict[str, Tensor]]:
             return _each_text(self.encode_now(encoders, [texts[key] for key in keys]))
@@ -298,10 +299,24 @@ class Cache:
         with attention_kernels("auto", self.device, dtype):  # the same kernel before the first step and between epochs
             return pipeline.run(groups, lambda count: on_written(done[count - 1])).of_parts(len(missing))
 
-    def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
-        """Encode ``texts`` with loaded encoders, without the cache, and return the embeddings."""
+    def _text_groups(self, missing: Sequence[str], texts: Mapping[str, str]) -> list[list[str]]:
+        """Return the keys of texts to encode at once: texts of one length, the longest first, like images."""
+        by_length: defaultdict[int, list[str]] = defaultdict(list)
+        for key in missing:
+            by_length[padded_tokens(texts[key], self.job.recipe)].append(key)
+        size = text_batch_size(self.job.fit)
+        return [group for _, keys in sorted(by_length.items(), reverse=True) for group in _groups(keys, size)]
+
+    def encode_now(
+        self, encoders: Sequence[TextEncoder], texts: Sequence[str], tokens: int | None = None
+    ) -> TextConditioning:
+        """Encode ``texts`` with loaded encoders, without the cache, and return the embeddings.
+
+        They are padded to ``tokens``, or to the length of the longest of them.
+        """
         recipe = self.job.recipe
-        return encode_texts(self.source.family, encoders, texts, recipe.clip_skip, self.device, recipe.token_chunks)
+        tokens = tokens or max(padded_tokens(text, recipe) for text in texts)
+        return encode_texts(self.source.family, encoders, texts, recipe.clip_skip, self.device, tokens)
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
         """Return ``mean`` and ``std`` of a sample's posterior, and its ``mask`` if it has one.
@@ -348,7 +363,7 @@ def _encode_image(vae: AutoencoderKL, image: Floats, mask: Floats | None, *, til
     return tensors
 
 
-def _groups(keys: Sequence[str], size: int) -> list[Sequence[str]]:
+def _groups(keys: list[str], size: int) -> list[list[str]]:
     return [keys[start : start + size] for start in range(0, len(keys), size)]
 
 

@@ -119,6 +119,7 @@ def test_a_folder_trained_sd15_lora_is_read_as_it_was_trained(tmp_path: Path) ->
         "max_grad_norm": 1.0,
         "clip_skip": 2,
         "token_chunks": 225,
+        "caption_padding": "limit",
         "resolution": 512,
         "images": {"buckets": True, "bucket_min": 256, "bucket_max": 1024, "max_upscale": 1.0, "flip": True},
         "captions": {"shuffle": True, "keep_tokens": 1, "dropout": 0.0, "tag_dropout": 0.1},
