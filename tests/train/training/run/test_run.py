@@ -18,6 +18,8 @@ import torch
 from tests.support.jobs import overrides, photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.adapter.export import TIME_KEYS
+from trainer.base import streaming
+from trainer.config.base import Family
 from trainer.config.load import load_job
 from trainer.errors import RunError
 from trainer.protocol import commands, events, files
@@ -253,6 +255,25 @@ class AnotherSize(PrefetchCollator):
         fit = assembler.job.fit.replaced(loader_workers=2, prefetch_batches=3)
         job = assembler.job.replaced(fit=fit)
         super().__init__(Collator(job, assembler.source, assembler.cache, live_text=assembler.live_text), *others)
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_a_streamed_run_that_was_killed_ends_with_the_lora_of_a_resident_one(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family
+) -> None:
+    """All weights are streamed, so that most of the tiny base has no memory between steps."""
+    monkeypatch.setattr(streaming, "MIN_BYTES", 0)
+    base = tiny_base(family, shared / "bases", depth=1)
+    settings = ["recipe.steps=3", "report.previews.prompts=[]", "report.validation.timesteps=[500]"]
+    resident = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
+    job = write_job(tmp_path / "b", base, shared / "pictures")
+    with pytest.raises(Killed):
+        start(job, [*settings, "fit.stream=full", "fit.gradient_checkpointing=full"], Watcher(kill_at(3)))
+    run = run_of(job)
+    assert not (run.checkpoints / "step-00000003").exists()  # the third step is done again
+    assert load_job(run.job).fit.stream == "full"
+    assert resume(run, Watcher()) == 0
+    assert tensors_sha(resident) == tensors_sha(run.output / "test.safetensors")
 
 
 def test_stop_exports_and_the_run_can_be_extended(
