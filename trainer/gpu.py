@@ -33,6 +33,9 @@ _GENERATIONS = {
     (5, 0): "Maxwell",
 }
 
+# Bytes per second of one PCIe lane by generation, without the share that encoding takes.
+_LANE_RATES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
@@ -65,6 +68,8 @@ class Gpu:
     """Recent utilization in percent; None if the driver does not report it."""
     temperature: int | None = None
     """GPU temperature in degrees Celsius; None if the driver does not report it."""
+    bus: float | None = None
+    """Bytes per second of the PCIe link to its slot at full speed; None if the driver does not report it."""
 
     @property
     def bf16(self) -> bool:
@@ -170,7 +175,19 @@ def _gpu(index: int, driver: str, cuda: tuple[int, int]) -> Gpu:
         uses=_uses(handle),
         load=_load(handle),
         temperature=_query(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        bus=_bus(handle),
     )
+
+
+def _bus(handle: object) -> float | None:
+    """Return the bytes per second of a GPU's PCIe link.
+
+    These are the maxima of GPU and slot together; an idle GPU slows its link down to save power.
+    """
+    generation = _query(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    lanes = _query(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    rate = _LANE_RATES.get(generation)
+    return lanes * rate if lanes and rate else None
 
 
 def _load(handle: object) -> int | None:

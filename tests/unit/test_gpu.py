@@ -76,6 +76,16 @@ class Driver:
         temperature._obj.value = (61, 45)[self._index(handle)]
         return pynvml.NVML_SUCCESS
 
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle, generation):
+        if self._index(handle) == 1:
+            return pynvml.NVML_ERROR_NOT_SUPPORTED
+        generation._obj.value = 4
+        return pynvml.NVML_SUCCESS
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle, lanes):
+        lanes._obj.value = 8
+        return pynvml.NVML_SUCCESS
+
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle, count, processes):
         return self._processes(handle, count, processes, {11: 3 * GIB, 12: 1 * GIB})
 
@@ -130,10 +140,11 @@ def test_cards_are_read_with_who_uses_them(driver):
         ),
         load=37,
         temperature=61,
+        bus=8 * 1.969e9,
     )
     assert (second.index, second.name, second.capability) == (1, "NVIDIA GeForce GTX 1080", (6, 1))
     assert second.uses == (gpu.GpuProcess(11, "python", None), gpu.GpuProcess(12, "game.exe", None))
-    assert (second.load, second.temperature) == (None, 45)
+    assert (second.load, second.temperature, second.bus) == (None, 45, None)
     assert (first.bf16, second.bf16) == (True, False)
     assert (first.generation, second.generation) == ("Ada", "Pascal")
     assert driver.initialized == 0

@@ -65,6 +65,8 @@ class GpuSpec:
     """Sources of the figures."""
     unsure: tuple[str, ...] = ()
     """Unreliable figures as named in the table ("mib", "fp32", "half"), or "rates" if they come from a similar GPU."""
+    bus: float | None = None
+    """Bytes per second of its PCIe link; None for a GPU that is not in this machine, because its slot is unknown."""
 
     @property
     def bf16(self) -> bool:
@@ -113,6 +115,7 @@ def specs_of(device: gpu.Gpu) -> GpuSpec:
         total_bytes=device.total_bytes,
         capability=device.capability,
         unsure=near.unsure if listed else ("rates",),
+        bus=device.bus,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -53,7 +54,8 @@ def rate_of(gpu: GpuSpec, system: str) -> DeviceSpeed:
         for dtype, dense in _dense_rates(gpu, kind).items():
             timed.append(TimedOperation(kind, dtype, 1e12 * dense * efficiency[kind], 1.0, 1.0))
     host = operation["host"].get(system, operation["host"]["other"])
-    return DeviceSpeed(gpu.name, tuple(timed), bandwidth, operation["launch"], host)
+    speed = DeviceSpeed(gpu.name, tuple(timed), bandwidth, operation["launch"], host)
+    return replace(speed, bus=gpu.bus * efficiency["bus"]) if gpu.bus else speed
 
 
 def _dense_rates(gpu: GpuSpec, kind: str) -> dict[str, float]:

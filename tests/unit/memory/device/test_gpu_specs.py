@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from trainer import gpu
@@ -136,3 +138,9 @@ def test_here_without_a_card_is_told(monkeypatch):
         find_gpu("here")
     assert caught.value.code == "gpu.none"
     assert "--gpu" in caught.value.remedy
+
+
+def test_the_link_of_an_installed_gpu_is_known():
+    installed = replace(real("NVIDIA GeForce RTX 3060 Ti"), bus=15.75e9)
+    assert specs_of(installed).bus == 15.75e9
+    assert find_gpu("RTX 3060 Ti").bus is None

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from trainer.memory.device.gpu_specs import find_gpu, known_gpus
@@ -93,3 +95,12 @@ def test_every_card_has_a_rate_for_every_kind_and_format():
         known = {(timed.kind, timed.dtype) for timed in rate_of(card, "Linux").timed}
         formats = ("float32", "float16", "bfloat16", "uint8")
         assert known >= {(kind, dtype) for kind in ("gemm", "conv", "attention") for dtype in formats}
+
+
+@pytest.mark.parametrize(("link", "copied"), [(8 * 0.985e9, 6.5e9), (8 * 1.969e9, 13e9), (16 * 1.969e9, 25e9)])
+def test_copies_reach_most_of_the_pcie_link(link, copied):
+    """Measured copies from pinned memory: 6.5 GB/s on PCIe 3.0 with 8 lanes, 13 and 25 on PCIe 4.0 with 8 and 16."""
+    here = rate_of(replace(find_gpu("RTX 3060"), bus=link), "Linux")
+    elsewhere = rate_of(find_gpu("RTX 3060"), "Linux")
+    assert here.bus == pytest.approx(copied, rel=0.04)
+    assert elsewhere == replace(here, bus=12e9)
