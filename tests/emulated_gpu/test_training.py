@@ -41,6 +41,13 @@ def test_a_run_ends_with_a_lora(emulated_gpu: EmulatedGpu, tiny_job: Callable[..
     assert all(0 < step["loss"] < 1 and 0 < step["grad_norm"] < 1 for step in steps)
     (report,) = [event for event in events(run) if event["type"] == "attempt_started"]
     assert report["device"] == "cuda:0"
+    peaks = {event["phase"]: event for event in events(run) if event["type"] == "phase_memory"}
+    samples = [event for event in events(run) if event["type"] == "memory_sample"]
+    assert {"load", "validate", "preview", "checkpoint", "save"} <= {sample["phase"] for sample in samples}
+    for phase in peaks.keys() - {"first_step", "train"}:
+        highest = max(sample["allocated"] for sample in samples if sample["phase"] == phase)
+        assert highest == peaks[phase]["allocated"]
+    assert max(step["reserved"] for step in steps) == peaks["train"]["reserved"]
 
 
 def test_a_run_takes_a_smaller_plan_when_another_program_takes_the_memory(

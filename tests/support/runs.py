@@ -13,7 +13,7 @@ from trainer.config.load import parse_job
 from trainer.config.write import dump_job
 from trainer.protocol import events, files
 from trainer.protocol.events import Event, EventWriter
-from trainer.protocol.forecast import Forecast, PhaseForecast, write_forecast
+from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, write_forecast
 from trainer.protocol.run_directory import MANIFEST, RunDirectory, Status, folder_name
 
 GIB = 1024**3
@@ -33,6 +33,7 @@ def step_event(step: int, steps: int, seed: int = 0, seconds: float = 1.4) -> ev
         images=4,
         seconds=seconds * chance.lognormvariate(0.0, 0.06),
         memory=int((7.1 + 0.5 * chance.random()) * GIB),
+        reserved=int(7.65 * GIB),
     )
 
 
@@ -43,6 +44,7 @@ def run_events(steps: int, done: int, seed: int = 0) -> Iterator[Event]:
         yield events.PhaseStarted(phase=phase, total=total)
         yield events.PhaseProgress(phase=phase, done=total, total=total)
         yield events.PhaseFinished(phase=phase, seconds=3.0)
+        yield events.MemorySample(phase=phase, allocated=int(5.1 * GIB), reserved=int(5.3 * GIB))  # type: ignore[arg-type]
     yield events.PhaseStarted(phase="train", total=steps)
     each = max(1, steps // 10)
     for step in range(1, done + 1):
@@ -52,6 +54,9 @@ def run_events(steps: int, done: int, seed: int = 0) -> Iterator[Event]:
             held = 0.135 - 0.05 * share + 0.045 * share**2 + 0.0008 * seed
             yield events.Validation(step=step, loss=held, held_out=True, per_timestep={})
             yield events.Preview(step=step, index=0, file=f"samples/{step}.png", seconds=2.0)
+            yield events.MemorySample(
+                phase="preview", allocated=int((5.9 + 0.2 * share) * GIB), reserved=int(7.7 * GIB)
+            )
         if step % (2 * each) == 0:
             yield events.Saved(step=step, file=f"output/test-step{step:06d}.safetensors", sha256="0" * 64)
 
@@ -109,8 +114,18 @@ def forecast(steps: int) -> Forecast:
         ("train", 1.5 * (steps - 1)),
         ("preview", 80.0),
     )
+    kinds = {"weights": 4.8, "activations": 2.1, "adapter": 0.2, "gradients": 0.1, "optimizer": 0.2}
+    peak = Peak(
+        name="backward through the middle block",
+        module="unet.mid_block",
+        stage="recompute",
+        allocated=int(7.4 * GIB),
+        by_kind={kind: int(size * GIB) for kind, size in kinds.items()},
+        largest=(("unet.up_blocks.0", int(2.4 * GIB)), ("unet.mid_block", GIB), ("", GIB // 8)),
+    )
+    course = tuple((int(share * 7.4 * GIB), int(7.7 * GIB)) for share in (0.7, 0.8, 1.0, 0.9, 0.7))
     phases = tuple(
-        PhaseForecast(phase, int(7.4 * GIB), int(7.7 * GIB), 3 * GIB, each)  # type: ignore[arg-type]
+        PhaseForecast(phase, int(7.4 * GIB), int(7.7 * GIB), 3 * GIB, each, (peak,), course)  # type: ignore[arg-type]
         for phase, each in seconds
     )
     return Forecast(

@@ -47,6 +47,16 @@ def runs_charts(window: Window) -> QWidget:
     return window
 
 
+@screen("runs-memory")
+def runs_memory(window: Window) -> QWidget:
+    page = shown(window, made("watercolour"))
+    memory = page.progress.memory
+    assert memory is not None
+    QApplication.processEvents()
+    page.progress.area.ensureWidgetVisible(memory.kinds)
+    return window
+
+
 @screen("runs-overlaid")
 def runs_overlaid(window: Window) -> QWidget:
     page = shown(window, made("watercolour"), made("watercolour, rank 32", rank=32, seed=2))

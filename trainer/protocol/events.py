@@ -119,7 +119,7 @@ class CachingSpeed(Event):
 
 @json_keys(
     "step", "epoch", "loss", "grad_norm", "learning_rates", "images", "seconds", "skipped", "loss_scale", "memory",
-    "data_seconds",
+    "data_seconds", "reserved",
     former={"pictures": "images"},
 )  # fmt: skip
 @dataclass(frozen=True)
@@ -146,6 +146,8 @@ class StepEvent(Event):
     """Peak bytes allocated on the training device since the last step; None if unknown."""
     data_seconds: float | None = None
     """Seconds of the step in which training waited for data; None in events of older versions."""
+    reserved: int | None = None
+    """Peak bytes that PyTorch's allocator reserved from the driver since the last step; None if unknown."""
 
 
 @json_keys("step", "loss", "held_out", "per_timestep")
@@ -314,6 +316,22 @@ class MemoryLeak(Event):
     peaks, tensors by dtype and shape such as "float32 4x64x64", or "other" for memory without a tensor in Python."""
 
 
+@json_keys("phase", "allocated", "reserved")
+@dataclass(frozen=True)
+class MemorySample(Event):
+    """Peak GPU memory since the previous sample, in a phase other than training, whose steps have their own peaks.
+
+    Written at the end of each time that the phase runs, and about once a second while it reports progress.
+    """
+
+    type: ClassVar[str] = "memory_sample"
+    phase: ForecastPhase
+    allocated: int
+    """Peak bytes allocated by PyTorch."""
+    reserved: int
+    """Peak bytes that PyTorch's allocator reserved from the driver."""
+
+
 @json_keys("phase", "seconds", "allocated", "reserved", "device", "host")
 @dataclass(frozen=True)
 class PhaseMemory(Event):
@@ -386,6 +404,7 @@ TYPES: Mapping[str, type[Event]] = {
         Slow,
         DataWait,
         MemoryLeak,
+        MemorySample,
         PhaseMemory,
         ErrorEvent,
         Finished,

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from app.core.library import Folder, LibraryImage
 from trainer.protocol import events
+from trainer.protocol.forecast import ForecastPhase
 
 MarkKind = Literal["saved", "preview", "stepped_down", "out_of_memory", "resumed"]
 _NUMBERS = count(-1, -1)
@@ -40,6 +41,25 @@ class Track:
         """Drop all values at or after a step."""
         place = bisect_left(self.steps, step)
         del self.steps[place:], self.values[place:]
+
+
+class MemoryTrack:
+    """Measured GPU memory of one phase: peaks by step while training, in other phases by number of measurement."""
+
+    def __init__(self) -> None:
+        self.allocated = Track()
+        """Bytes allocated by PyTorch."""
+        self.reserved = Track()
+        """Bytes reserved from the driver."""
+        self.peak_allocated = 0
+        self.peak_reserved = 0
+
+    def add(self, step: int, allocated: int, reserved: int | None) -> None:
+        """Append a measurement; the peaks include those that a later attempt replaces."""
+        self.allocated.add(step, allocated)
+        self.reserved.add(step, reserved)
+        self.peak_allocated = max(self.peak_allocated, allocated)
+        self.peak_reserved = max(self.peak_reserved, reserved or 0)
 
 
 def lowest(losses: Mapping[int, float | None]) -> int | None:
@@ -73,11 +93,15 @@ class Series:
     """Learning rates by part: unet, text_encoder, text_encoder_2."""
     memory: Track = field(default_factory=Track)
     """Peak bytes of memory used on the training device in each step."""
+    phase_memory: dict[ForecastPhase, MemoryTrack] = field(default_factory=dict)
+    """Measured GPU memory by phase; empty on the CPU."""
     seconds: Track = field(default_factory=Track)
     """Duration of each step in seconds."""
     speed: Track = field(default_factory=Track)
     """Images per second."""
     marks: list[Mark] = field(default_factory=list)
+    _is_first: bool = True
+    """Whether the next step is the first of its attempt, which is a phase of its own."""
 
     def add_event(self, event: events.Event) -> None:
         """Process the next event."""
@@ -86,8 +110,15 @@ class Series:
                 self._take_step(event)
             case events.Validation():
                 (self.held_out if event.held_out else self.validation).add(event.step, event.loss)
-            case events.AttemptStarted() if event.attempt > 1 and self.loss:
-                self.marks.append(Mark("resumed", int(self.loss.steps[-1])))
+            case events.AttemptStarted():
+                self._is_first = True
+                if event.attempt > 1 and self.loss:
+                    self.marks.append(Mark("resumed", int(self.loss.steps[-1])))
+            case events.MemorySample():
+                self._add_sample(event.phase, event.allocated, event.reserved)
+            case events.PhaseMemory() if event.phase not in ("first_step", "train", *self.phase_memory):
+                if event.allocated is not None:  # versions without samples wrote only this
+                    self._add_sample(event.phase, event.allocated, event.reserved)
             case events.Saved():
                 self.marks.append(Mark("saved", event.step, event.file))
             case events.Preview() if not event.index:
@@ -105,6 +136,10 @@ class Series:
         measured = zip(self.held_out.steps, self.held_out.values, strict=True)
         return lowest({int(step): loss for step, loss in measured if step > 0})
 
+    def _add_sample(self, phase: ForecastPhase, allocated: int, reserved: int | None) -> None:
+        track = self.phase_memory.setdefault(phase, MemoryTrack())
+        track.add(len(track.allocated), allocated, reserved)
+
     def _take_step(self, event: events.StepEvent) -> None:
         step = event.step
         self.loss.add(step, None if event.skipped else event.loss)
@@ -113,6 +148,9 @@ class Series:
         self.speed.add(step, event.images / event.seconds if event.seconds > 0 else None)
         if event.memory is not None:
             self.memory.add(step, event.memory)
+            phase: ForecastPhase = "first_step" if self._is_first else "train"
+            self.phase_memory.setdefault(phase, MemoryTrack()).add(step, event.memory, event.reserved)
+        self._is_first = False
         for part, rate in event.learning_rates.items():
             self.rates.setdefault(part, Track()).add(step, rate)
 

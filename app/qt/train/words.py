@@ -14,7 +14,7 @@ from app.qt.widgets import QT_TRANSLATE_NOOP
 from app.qt.widgets import format_duration as format_duration
 from app.qt.widgets import format_memory as format_memory
 from trainer.errors import sentence_and_remedy
-from trainer.protocol.forecast import ROUNDING
+from trainer.protocol.forecast import ROUNDING, Peak, PhaseForecast
 from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
 
 _GIB = 1 << 30
@@ -40,6 +40,18 @@ KINDS: Mapping[str, str] = {
     "temporary": QT_TRANSLATE_NOOP("Forecast", "Temporary tensors"),
     "workspace": QT_TRANSLATE_NOOP("Forecast", "Workspaces"),
 }
+PARTS: Mapping[str, str] = {
+    "down_blocks": QT_TRANSLATE_NOOP("Forecast", "UNet down block {number}"),
+    "mid_block": QT_TRANSLATE_NOOP("Forecast", "UNet middle block"),
+    "up_blocks": QT_TRANSLATE_NOOP("Forecast", "UNet up block {number}"),
+    "unet": QT_TRANSLATE_NOOP("Forecast", "rest of the UNet"),
+    "text_encoder": QT_TRANSLATE_NOOP("Forecast", "text encoder"),
+    "text_encoder_2": QT_TRANSLATE_NOOP("Forecast", "second text encoder"),
+    "vae": "VAE",
+    "cublas": "cuBLAS",
+    "": QT_TRANSLATE_NOOP("Forecast", "outside of the models"),
+}
+"""Parts of the models that hold memory, by module or kind of block."""
 REMARKS: Mapping[str, str] = {
     "search.incomplete": QT_TRANSLATE_NOOP("Forecast", "A better fit may exist. Forecast again to search further."),
     "alternatives.incomplete": QT_TRANSLATE_NOOP(
@@ -177,6 +189,21 @@ def phase_name(phase: str) -> str:
 def kind_name(kind: str) -> str:
     """Return the display name of a kind of memory."""
     return QCoreApplication.translate("Forecast", KINDS.get(kind, kind))
+
+
+def part_name(module: str) -> str:
+    """Return the display name of a part of the model: a UNet block such as "unet.up_blocks.0", or a model's name."""
+    model, _, block = module.partition(".")
+    if block:
+        words = QCoreApplication.translate("Forecast", PARTS.get(block.rstrip(".0123456789"), block))
+        place = block.rpartition(".")[2]
+        return words.format(number=int(place) + 1 if place.isdecimal() else "")
+    return QCoreApplication.translate("Forecast", PARTS.get(model, model))
+
+
+def peak_name(phase: PhaseForecast, peak: Peak) -> str:
+    """Return a peak's phase, name and size, such as "Training, backward through the middle block: 7.9 GiB"."""
+    return f"{phase_name(phase.phase)}, {peak.name}: {format_memory(peak.allocated)}"
 
 
 def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:

@@ -294,6 +294,7 @@ EVENTS: tuple[events.Event, ...] = (
         step=160, memory="gpu", since=35, rate=0.03, held=4000000000, grown=100000000,
         grew={"float32 4x64x64": 50000000},
     ),
+    events.MemorySample(phase="preview", allocated=1000, reserved=2000),
     events.PhaseMemory(phase="train", seconds=60.0, allocated=1000, reserved=2000, device=3000, host=4000),
     events.ErrorEvent(code="disk.full", sentence="There is no room.", remedy="Free disk space."),
     events.Finished(outcome="paused", step=41, file="output/sample.safetensors", run="sample"),

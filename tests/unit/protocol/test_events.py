@@ -29,6 +29,7 @@ EXAMPLES = [
     events.Slow(9, 40.0, 1.5, "spilled", "7.9 of 8.0 GiB"),
     events.DataWait(60, 0.05, ["loader_workers"]),
     events.MemoryLeak(160, "gpu", 35, 0.03, 4 << 30, 1 << 27, {"float32 4x64x64": 1 << 26, "other": 1 << 20}),
+    events.MemorySample("preview", 5 << 30, 6 << 30),
     events.PhaseMemory("first_step", 1.5, 5 << 30, 6 << 30, None, 2 << 30),
     events.ErrorEvent("disk.full", "The disk is full.", "Make room."),
     events.Finished("paused", 11, None),

@@ -97,6 +97,7 @@ class StepEventCallback:
                 skipped=result.skipped is not None,
                 loss_scale=result.loss_scale,
                 memory=self.meter.latest,
+                reserved=self.meter.latest_reserved,
                 data_seconds=result.data_seconds,
             )
         )

@@ -21,6 +21,11 @@ from trainer.training.reporting.reporter import Reporter
 
 Memory = Literal["gpu", "main"]
 
+# Seconds between two samples of a phase that reports progress: enough for a chart, and little in the file of events.
+SAMPLE_SECONDS = 1.0
+STEP_PHASES: tuple[ForecastPhase, ...] = ("first_step", "train")
+"""Phases whose peaks are in the events of their steps."""
+
 
 @dataclass(slots=True)
 class PhaseMemoryUse:
@@ -48,17 +53,21 @@ class PhaseMemoryMeter:
         self.phase: ForecastPhase = "load"
         self.latest: int | None = None
         """Peak bytes allocated on the GPU between the last two samples; None on the CPU."""
+        self.latest_reserved: int | None = None
+        """Peak bytes reserved from the driver between the last two samples; None on the CPU."""
         self.held: dict[Memory, int] = {}
         """Bytes held at the last sample, by the memory that they are in."""
         self._uses: dict[ForecastPhase, PhaseMemoryUse] = {}
-        self._since = time.monotonic()
+        self._since = self._reported = time.monotonic()
 
     def enter(self, phase: ForecastPhase) -> None:
-        """Start measuring a phase, unless it is the current one; this ends the previous one."""
+        """Start measuring a phase, which ends the previous one; if it is the current one, report progress in it."""
         if phase == self.phase and phase in self._uses:
+            if phase not in STEP_PHASES and time.monotonic() - self._reported >= SAMPLE_SECONDS:
+                self._sample_and_report()
             return
         if self._uses:
-            self.sample()
+            self._sample_and_report()
             self._report_if_risen(self.phase)
         elif self.device.type == "cuda":
             # The peaks so far come from autotuning before the run and belong to no phase of it.
@@ -82,7 +91,8 @@ class PhaseMemoryMeter:
             self.latest = peaks["allocated_bytes"]["all"]["peak"]
             self.held["gpu"] = peaks["allocated_bytes"]["all"]["current"]
             use.allocated = _higher(use.allocated, self.latest)
-            use.reserved = _higher(use.reserved, peaks["reserved_bytes"]["all"]["peak"])
+            self.latest_reserved = peaks["reserved_bytes"]["all"]["peak"]
+            use.reserved = _higher(use.reserved, self.latest_reserved)
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def has_measured(self, phase: ForecastPhase) -> bool:
@@ -97,11 +107,20 @@ class PhaseMemoryMeter:
 
     def close(self) -> None:
         """Write an event with the final memory and seconds of every phase, for the report; stop measuring."""
-        self.sample()
+        self._sample_and_report()
         for phase in self._uses:
             self._report(phase)
         if self.history is not None:
             self.history.close()
+
+    def _sample_and_report(self) -> None:
+        """Sample the current phase and, outside of training, write an event with the peaks since the last sample."""
+        self.sample()
+        self._reported = time.monotonic()
+        if self.phase not in STEP_PHASES and self.latest is not None and self.latest_reserved is not None:
+            self.reporter.write(
+                events.MemorySample(phase=self.phase, allocated=self.latest, reserved=self.latest_reserved)
+            )
 
     def _report_if_risen(self, phase: ForecastPhase) -> None:
         use = self._uses[phase]

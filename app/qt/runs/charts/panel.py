@@ -32,6 +32,7 @@ from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, Slider, plain_tip, whi
 
 if TYPE_CHECKING:
     from app.qt.runs.charts.board import Board
+    from app.qt.runs.charts.memory import RunMemory
 
 
 _MAX_ROWS = 12
@@ -143,6 +144,7 @@ class ProgressPanel(QWidget):
         self._session, self._commands = session, commands
         self.runs: Sequence[Run] = ()
         self.board: Board | None = None
+        self.memory: RunMemory | None = None
         self._ends: list[Callable[[], None]] = []
         self._loading = ExclusiveTask(session.tasks)
         self._logarithmic, self._clip = False, True
@@ -191,6 +193,8 @@ class ProgressPanel(QWidget):
             return
         from app.qt.runs.charts.board import ChartOptions  # imported with the board, after numpy
 
+        if self.memory is not None:
+            self.memory.show_run(self.runs[0] if len(self.runs) == 1 else None)
         if not started:
             self.board.rest()
         elif self.isVisible():
@@ -268,9 +272,11 @@ class ProgressPanel(QWidget):
     def _build(self) -> None:
         """Create the board, whose charts are created when first drawn."""
         from app.qt.runs.charts.board import Board
+        from app.qt.runs.charts.memory import RunMemory
 
-        self.board = Board(self.gpu)
+        self.board, self.memory = Board(self.gpu), RunMemory()
         self._column.insertWidget(1, self.board, 1)
+        self._column.insertWidget(2, self.memory)
         self.draw()
 
     def _lay_out(self) -> None:

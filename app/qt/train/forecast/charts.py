@@ -23,7 +23,7 @@ from app.core.planning.answer import AnsweredPlan, PlanAnswer
 from app.qt.theme import colors
 from app.qt.train import words
 from app.qt.widgets import plain_tip
-from trainer.protocol.forecast import Peak, PhaseForecast
+from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
 
 _HEIGHT, _NUMBERS, _MARGIN, _DOT = 132, 18, 4, 3
 # Relative widths: training is widest, and phases without memory of their own are narrow.
@@ -32,8 +32,6 @@ _WEIGHTS = {"train": 3.0, "first_step": 2.0, "checkpoint": 0.5, "save": 0.5}
 # A limit above this multiple of the needed memory is not drawn, because it would flatten the curve of a small job.
 _NEAR = 4.0
 _ROOM = 1.15
-# Kinds of memory below this share of a peak are not listed.
-_TOO_SMALL = 0.02
 KINDS = {
     "weights": "series1",
     "activations": "series2",
@@ -41,6 +39,7 @@ KINDS = {
     "optimizer": "series4",
     "gradients": "series5",
     "temporary": "series6",
+    "workspace": "muted",
 }
 """Kinds of memory, in the order of their segments in the memory bar, with their color roles."""
 
@@ -63,24 +62,24 @@ class Timeline(QWidget):
         super().__init__(parent)
         self.spots: list[PeakMark] = []
         self.current: int | None = None
-        self._plan: AnsweredPlan | None = None
+        self._forecast: Forecast | None = None
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(self.tr("Memory over the run; arrow keys move between peaks"))
 
-    def show_plan(self, plan: AnsweredPlan) -> None:
-        """Show a plan's phases and select its highest peak."""
-        self._plan = plan
-        self.spots = [spot for phase in plan.forecast.phases for spot in _spots(phase)]
-        highest = [i for i, spot in enumerate(self.spots) if spot.phase is plan.decisive]
+    def show_forecast(self, forecast: Forecast) -> None:
+        """Show the phases of a forecast and select the highest peak."""
+        self._forecast = forecast
+        self.spots = [spot for phase in forecast.phases for spot in _spots(phase)]
+        highest = [i for i, spot in enumerate(self.spots) if spot.phase is forecast.decisive]
         self.point(max(highest, key=lambda i: self.spots[i].peak.allocated) if highest else None)
         self.update()
 
     @property
     def shows_limit(self) -> bool:
         """Return whether the limit is drawn; it is omitted if the job needs much less memory."""
-        return self._plan is not None and self._plan.forecast.budget <= _NEAR * self._plan.forecast.reserved
+        return self._forecast is not None and self._forecast.budget <= _NEAR * self._forecast.reserved
 
     def point(self, index: int | None) -> None:
         """Select the peak at this index, or no peak for None, and emit `pointed`."""
@@ -136,7 +135,7 @@ class Timeline(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         field = self._field()
         painter.fillRect(field, QColor(now.base))
-        if self._plan is not None:
+        if self._forecast is not None:
             for number, (phase, left, width) in enumerate(self._columns(), start=1):
                 self._paint_phase(painter, phase, left, width)
                 painter.setPen(QColor(now.muted))
@@ -145,7 +144,7 @@ class Timeline(QWidget):
                 painter.setPen(QPen(QColor(now.line), 1))
                 painter.drawLine(QPointF(left + width, field.top()), QPointF(left + width, field.bottom()))
             if self.shows_limit:
-                self._paint_limit(painter, self._plan)
+                self._paint_limit(painter, self._forecast.budget)
             self._paint_spots(painter)
         painter.setBrush(Qt.BrushStyle.NoBrush)
         ring = QPen(QColor(now.focus), 2) if self.hasFocus() else QPen(QColor(now.edge), 1)
@@ -158,9 +157,9 @@ class Timeline(QWidget):
         return QRectF(1, 1, self.width() - 2, self.height() - _NUMBERS - 4)
 
     def _top(self) -> int:
-        assert self._plan is not None
-        most = self._plan.forecast.reserved
-        return max(most, self._plan.forecast.budget, 1) if self.shows_limit else round(_ROOM * most)
+        assert self._forecast is not None
+        most = self._forecast.reserved
+        return max(most, self._forecast.budget, 1) if self.shows_limit else round(_ROOM * most)
 
     def _height_of(self, size: float) -> float:
         field = self._field()
@@ -168,8 +167,8 @@ class Timeline(QWidget):
 
     def _columns(self) -> list[tuple[PhaseForecast, float, float]]:
         """Return each phase with its left edge and its width, in pixels."""
-        assert self._plan is not None
-        phases, field = self._plan.forecast.phases, self._field()
+        assert self._forecast is not None
+        phases, field = self._forecast.phases, self._field()
         every = sum(_WEIGHTS.get(phase.phase, 1.0) for phase in phases)
         found, left = [], field.left()
         for phase in phases:
@@ -192,8 +191,8 @@ class Timeline(QWidget):
             painter.setBrush(QColor(getattr(now, role)))
             painter.drawPolygon(QPolygonF(corners))
 
-    def _paint_limit(self, painter: QPainter, plan: AnsweredPlan) -> None:
-        field, height = self._field(), self._height_of(plan.forecast.budget)
+    def _paint_limit(self, painter: QPainter, budget: int) -> None:
+        field, height = self._field(), self._height_of(budget)
         painter.setPen(QPen(QColor(colors().text), 1.5, Qt.PenStyle.DashLine))
         painter.drawLine(QPointF(field.left(), height), QPointF(field.right(), height))
 
@@ -230,13 +229,6 @@ def _spots(phase: PhaseForecast) -> list[PeakMark]:
         start = min(rest, key=lambda i: abs(phase.timeline[i][0] - peak.allocated), default=start)
         found.append(PeakMark(phase, peak, start))
     return found
-
-
-def described(spot: PeakMark) -> str:
-    """Return the kinds of memory at a peak with their sizes as text, the largest first, without tiny ones."""
-    kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
-    least = _TOO_SMALL * spot.peak.allocated
-    return ", ".join(f"{words.kind_name(kind)} {words.format_memory(size)}" for kind, size in kinds if size > least)
 
 
 _BAR, _LINE, _SWATCH, _GAP, _MARK = 26, 20, 10, 14, 7

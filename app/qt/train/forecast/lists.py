@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from PySide6.QtCore import QCoreApplication, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QCoreApplication, QLocale, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QFrame,
@@ -24,9 +24,11 @@ from app.core.jobs.settings import title_of
 from app.core.planning.answer import AnsweredPlan, PlanAnswer, PreflightCheck
 from app.qt.theme import colors, set_icon
 from app.qt.train import words
+from app.qt.train.forecast.charts import KINDS
 from app.qt.train.form import to_text
 from app.qt.widgets import plain_tip
 from trainer.errors import sentence_and_remedy
+from trainer.protocol.forecast import Peak
 
 _TITLE = 84
 _ICONS = {"error": ("error", "bad"), "warning": ("warning", "warning"), "info": ("info", "muted")}
@@ -134,12 +136,17 @@ class PlanTable(QWidget):
 
 
 class ShareBar(QWidget):
-    """Thin bar that is filled to a fraction of its width."""
+    """Thin bar that is filled to a fraction of its width with a color role."""
 
-    def __init__(self, share: float, parent: QWidget | None = None) -> None:
+    def __init__(self, share: float, color: str = "series3", parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._share = share
+        self._share, self._color = share, color
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def set_share(self, share: float) -> None:
+        """Fill another fraction of the bar."""
+        self._share = share
+        self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
         """Return a small size, about as high as a lowercase letter."""
@@ -149,7 +156,55 @@ class ShareBar(QWidget):
         """Paint the background and the filled part."""
         now, painter = colors(), QPainter(self)
         painter.fillRect(self.rect(), QColor(now.base))
-        painter.fillRect(QRectF(0, 0, max(self.width() * self._share, 2), self.height()), QColor(now.series3))
+        if self._share:
+            filled = QRectF(0, 0, max(self.width() * self._share, 2), self.height())
+            painter.fillRect(filled, QColor(getattr(now, self._color)))
+
+
+class KindTable(QWidget):
+    """Table of what holds the memory at a peak: the size of each kind of memory, and the largest parts."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName(self.tr("Memory at this peak, by kind"))
+        self.sizes: dict[str, QLabel] = {}
+        """Label with the size of each kind."""
+        self.largest = QLabel()
+        self._bars: dict[str, ShareBar] = {}
+        self._shares: dict[str, QLabel] = {}
+        grid = QGridLayout(self)
+        grid.setContentsMargins(0, 0, 0, 0)
+        grid.setHorizontalSpacing(10)
+        grid.setVerticalSpacing(3)
+        grid.setColumnStretch(1, 1)
+        for row, (kind, color) in enumerate(KINDS.items()):
+            bar, size, share = ShareBar(0.0, color), QLabel(), QLabel()
+            self._bars[kind], self.sizes[kind], self._shares[kind] = bar, size, share
+            share.setProperty("role", "muted")
+            for column, part in enumerate((QLabel(words.kind_name(kind)), bar, size, share)):
+                side = Qt.AlignmentFlag.AlignRight if column > 1 else Qt.AlignmentFlag(0)
+                grid.addWidget(part, row, column, side | Qt.AlignmentFlag.AlignVCenter)
+        self.largest.setTextFormat(Qt.TextFormat.PlainText)
+        self.largest.setWordWrap(True)
+        self.largest.setProperty("role", "muted")
+        # Room for the longest text, so that what is below does not move while the pointer goes from peak to peak.
+        self.largest.setMinimumHeight(self.largest.fontMetrics().lineSpacing() * 3)
+        self.largest.setAlignment(Qt.AlignmentFlag.AlignTop)
+        grid.addWidget(self.largest, len(KINDS), 0, 1, 4)
+
+    def show_peak(self, peak: Peak | None) -> None:
+        """Show a peak's memory; hide the table for None."""
+        self.setVisible(peak is not None)
+        if peak is None:
+            return
+        whole = sum(peak.by_kind.values()) or 1
+        for kind, label in self.sizes.items():
+            size = peak.by_kind.get(kind, 0)
+            label.setText(words.format_memory(size) if size else "–")
+            self._shares[kind].setText(QLocale().toString(100 * size / whole, "f", 1) + "%" if size else "")
+            self._bars[kind].set_share(size / whole)
+        parts = [f"{words.part_name(module)} {words.format_memory(size)}" for module, size in peak.largest]
+        self.largest.setText(self.tr("Largest parts: {parts}").format(parts=", ".join(parts)) if parts else "")
 
 
 class PhaseTable(QWidget):

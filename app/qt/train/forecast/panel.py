@@ -26,8 +26,8 @@ from app.core.session import Session
 from app.core.words import full_message
 from app.qt.actions.commands import Action, Commands
 from app.qt.train import words
-from app.qt.train.forecast.charts import MemoryBar, PeakMark, Timeline, described
-from app.qt.train.forecast.lists import PhaseTable, PlanTable, PreflightList
+from app.qt.train.forecast.charts import MemoryBar, PeakMark, Timeline
+from app.qt.train.forecast.lists import KindTable, PhaseTable, PlanTable, PreflightList
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox
 from trainer.protocol.forecast import SEARCHED_FIT_KEYS
 
@@ -180,6 +180,7 @@ class ForecastPanel(QWidget):
         self.bar = QProgressBar()
         self.checks = PreflightList()
         self.memory, self.timeline, self.marker = MemoryBar(), Timeline(), QLabel()
+        self.kinds = KindTable()
         self.phases, self.plans, self.fallbacks = PhaseTable(), PlanTable(), QLabel()
         self.again = QPushButton()
         self.comparison, self.timeline_title = QLabel(), QLabel()
@@ -362,7 +363,7 @@ class ForecastPanel(QWidget):
         if answer.on_cpu:
             return
         self.memory.show_plan(answer, best)
-        self.timeline.show_plan(best)
+        self.timeline.show_forecast(best.forecast)
         self.key.setText(self._key_words(best))
         self.plans.show_answer(answer)
         self.fallbacks.setText(
@@ -400,12 +401,9 @@ class ForecastPanel(QWidget):
         }.get(self.forecaster.state, "")
 
     def _show_marker(self, spot: PeakMark | None) -> None:
-        """Show a peak's phase, name, size and kinds of memory, or nothing for None."""
-        if spot is None:
-            self.marker.setText("")
-            return
-        name, size = words.phase_name(spot.phase.phase), words.format_memory(spot.peak.allocated)
-        self.marker.setText(f"{name}, {spot.peak.name}: {size}\n{described(spot)}")
+        """Show a peak's phase, name and size, and what holds its memory; nothing for None."""
+        self.marker.setText(words.peak_name(spot.phase, spot.peak) if spot else "")
+        self.kinds.show_peak(spot.peak if spot else None)
 
     # --- building
 
@@ -423,7 +421,7 @@ class ForecastPanel(QWidget):
         self.bar.setAccessibleName(self.tr("The forecast is being computed"))
         self.again.setText(self.tr("Plan memory settings again"))
         self.again.setToolTip(self.tr("Removes the memory settings chosen here from the job and plans them again."))
-        self.marker.setMinimumHeight(self.marker.fontMetrics().lineSpacing() * 3)
+        self.marker.setMinimumHeight(self.marker.fontMetrics().lineSpacing() * 2)
         self.marker.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.key.setProperty("role", "muted")
         self.comparison.setProperty("role", "muted")
@@ -454,7 +452,7 @@ class ForecastPanel(QWidget):
         column.setSpacing(6)
         for heading, parts in (
             (QLabel(self.tr("Memory at the peak")), (self.memory,)),
-            (self.timeline_title, (self.timeline, self.key, self.marker, self.phases)),
+            (self.timeline_title, (self.timeline, self.key, self.marker, self.kinds, self.phases)),
             (QLabel(self.tr("Plans")), (self.plans,)),
             (QLabel(self.tr("If memory still runs out")), (self.fallbacks,)),
         ):

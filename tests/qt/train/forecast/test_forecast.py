@@ -10,8 +10,9 @@ from PySide6.QtWidgets import QApplication, QLabel
 
 from app.qt.actions.commands import Commands
 from app.qt.train import words
-from app.qt.train.forecast.charts import described
+from app.qt.train.forecast.charts import KINDS
 from app.qt.train.forecast.panel import ForecastPanel
+from app.qt.widgets import format_memory
 from tests.support.drafts import opened
 from tests.support.forecasts import known_job
 from tests.support.remarks import every_advice, every_remark
@@ -91,7 +92,11 @@ def test_peaks_are_told_by_key_and_pointer(qtbot, panel, draft):
     before = timeline.current
     qtbot.keyClick(timeline, Qt.Key.Key_Left)
     assert timeline.current == before - 1
-    assert described(timeline.spots[before - 1]) in panel.marker.text()
+    peak = timeline.spots[before - 1].peak
+    shown = {kind: label.text() for kind, label in panel.kinds.sizes.items()}
+    assert shown == {kind: format_memory(size) if (size := peak.by_kind.get(kind, 0)) else "–" for kind in KINDS}
+    assert {"weights", "adapter", "activations", "temporary", "gradients", "optimizer", "workspace"} == set(shown)
+    assert f"up block 3 {format_memory(dict(peak.largest)['unet.up_blocks.2'])}" in panel.kinds.largest.text()
     qtbot.hover(timeline, timeline._place(timeline.spots[0]).toPoint())
     qtbot.waitUntil(lambda: timeline.current == 0)
     for key, end in ((Qt.Key.Key_Right, 0), (Qt.Key.Key_Left, len(timeline.spots) - 1)):
@@ -108,7 +113,7 @@ def test_a_small_job_s_course_is_seen_beside_a_large_card(qtbot, panel, draft):
     answered(qtbot, panel)
     plan, timeline = panel.forecaster.compared.pick, panel.timeline
     small = replace(plan, forecast=replace(plan.forecast, budget=20 * plan.forecast.reserved))
-    timeline.show_plan(small)
+    timeline.show_forecast(small.forecast)
     assert not timeline.shows_limit
     assert timeline._place(timeline.spots[timeline.current]).y() < timeline.height() / 3
     assert "is far above" in panel._key_words(small)

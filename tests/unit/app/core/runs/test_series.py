@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from app.core.runs.curves import at, extent, shown, smoothed
-from app.core.runs.series import Track
+from app.core.runs.series import Series, Track
+from trainer.protocol import events
 
 
 def test_a_track_cuts_what_an_earlier_attempt_did():
@@ -46,3 +47,52 @@ def test_the_axis_leaves_outliers_out():
     assert at(steps, values, 7.6) == (8.0, 0.008)
     assert at(steps, values, -5.0) == (1.0, 0.001)
     assert at(steps, values, 5000.0) == (1000.0, 100.0)
+
+
+def memory_step(step: int, memory: int, reserved: int | None = None, attempt: int = 1) -> events.StepEvent:
+    return events.StepEvent(
+        step, 0, 0.1, 0.1, {}, 1, 1.0, memory=memory, reserved=reserved, attempt=attempt
+    )  # fmt: skip
+
+
+def test_measured_memory_is_kept_by_phase_and_the_first_step_of_each_attempt_is_one():
+    series = Series()
+    for event in (
+        events.AttemptStarted(1, "cuda:0", attempt=1),
+        events.MemorySample("load", 50, 60),
+        events.PhaseMemory("load", 1.0, 55, 60, None, None),
+        events.PhaseMemory("train", 1.0, 5, 5, None, None),  # what was in use before the first step
+        memory_step(1, 90, 100),
+        memory_step(2, 95, 110),
+        memory_step(3, 120, 130),
+        events.MemorySample("preview", 70, 130),
+        events.MemorySample("preview", 72, 130),
+        events.AttemptStarted(1, "cuda:0", attempt=2),
+        memory_step(3, 91, 100, attempt=2),
+        memory_step(4, 96, 110, attempt=2),
+    ):
+        series.add_event(event)
+    found = {
+        phase: (list(track.allocated.steps), list(track.allocated.values))
+        for phase, track in series.phase_memory.items()
+    }
+    assert found == {
+        "load": ([0], [50]),
+        "first_step": ([1, 3], [90, 91]),
+        "train": ([2, 3, 4], [95, 120, 96]),
+        "preview": ([0, 1], [70, 72]),
+    }
+    assert list(series.phase_memory["train"].reserved.values) == [110, 130, 110]
+    assert series.phase_memory["train"].peak_reserved == 130
+
+
+def test_runs_of_versions_without_samples_have_the_peaks_of_their_phases():
+    series = Series()
+    series.add_event(events.PhaseMemory("preview", 1.0, 70, 130, None, None))
+    series.add_event(events.PhaseMemory("load", 1.0, None, None, None, 9))  # on the CPU
+    series.add_event(memory_step(1, 90))
+    assert {phase: track.peak_allocated for phase, track in series.phase_memory.items()} == {
+        "preview": 70,
+        "first_step": 90,
+    }
+    assert math.isnan(series.phase_memory["first_step"].reserved.values[0])
