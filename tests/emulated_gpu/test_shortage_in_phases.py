@@ -64,7 +64,8 @@ SOURCE = "trainer.base.source:BaseSource"
 BUILD = "trainer.training.build:build_engine"
 ENGINE = "trainer.training.engine:Engine"
 EXPORT = "trainer.training.callbacks.lora_export"
-SHARDS = "cache_gigabytes = 1e-9"
+# One epoch of six images at 512 and at 64 pixels, so that the next one is encoded while the models are loaded.
+SHARDS, SMALL_SHARDS = "cache_gigabytes = 1e-3", "cache_gigabytes = 8e-5"
 SMALL_STEPS = 'micro_batch = 1\ngradient_checkpointing = "full"'
 SMALLER = "start a new run at a lower resolution, with a lower rank, or with fit.allow_quantized = true"
 SHORTAGES = {
@@ -86,7 +87,9 @@ SHORTAGES = {
     "export": Shortage("preview", f"{EXPORT}:export_lora", advice="from step 2."),
     "export_of_averaged_weights": Shortage("preview", f"{EXPORT}:averaged_weights", call=4, optimizer="schedulefree"),
     "images_between_epochs": Shortage("cache_pictures", f"{SOURCE}.load_vae", call=4, fit=f"{SHARDS}\n{SMALL_STEPS}"),
-    "texts_between_epochs": Shortage("cache_texts", f"{SOURCE}.load_text_encoders", call=2, fit=SHARDS, resolution=64),
+    "texts_between_epochs": Shortage(
+        "cache_texts", f"{SOURCE}.load_text_encoders", call=2, fit=SMALL_SHARDS, resolution=64
+    ),
 }
 
 

@@ -54,6 +54,9 @@ REMARKS: Mapping[str, str] = {
     "cache.shards": (
         "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}."
     ),
+    "cache.parts": (
+        "The cache holds part of an epoch ({limit}). {encoded} are encoded as needed: {rounds}, {offloaded}."
+    ),
     "estimate.cpu": "This is an estimate, which may be off by {error}.",
     "estimate.int8_products": (
         "This estimate assumes int8 products in all linear layers; the run uses them only where they are faster."

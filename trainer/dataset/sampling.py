@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
@@ -258,10 +258,40 @@ def steps_per_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> int:
     return -(-samples_per_epoch(images) // recipe.effective_batch)
 
 
-def epoch_batches(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> list[tuple[Sample, ...]]:
-    """Return the effective batches of an epoch in step order; no sample is dropped or repeated."""
-    samples = [draw_sample(image, recipe, epoch, repeat) for image, repeat in epoch_samples(images, epoch)]
-    return [tuple(batch) for batch in _batched(samples, lambda sample: sample.shape, recipe, epoch)]
+class EpochBatches:
+    """The effective batches of an epoch in step order; no sample is dropped or repeated.
+
+    Samples are drawn when their batch is accessed. Drawn in advance, those of 200,000 images would take 80 MB.
+    """
+
+    def __init__(self, images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> None:
+        self._recipe = recipe
+        self._epoch = epoch
+        showings = epoch_samples(images, epoch)
+        shapes = [_shape(image, recipe, epoch, repeat) for image, repeat in showings]
+        batched = _batched(range(len(showings)), shapes.__getitem__, recipe, epoch)
+        self._batches = [[showings[place] for place in batch] for batch in batched]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> tuple[Sample, ...]:
+        return tuple(draw_sample(image, self._recipe, self._epoch, repeat) for image, repeat in self._batches[index])
+
+    def __iter__(self) -> Iterator[tuple[Sample, ...]]:
+        return (self[index] for index in range(len(self)))
+
+
+def epoch_batches(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> EpochBatches:
+    """Return the effective batches of an epoch."""
+    return EpochBatches(images, recipe, epoch)
+
+
+def _shape(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Shape:
+    """Return the shape of a sample, which is only drawn if its caption matters."""
+    if recipe.has_caption_lengths:
+        return draw_sample(image, recipe, epoch, repeat).shape
+    return *image.bucket, recipe.token_chunks
 
 
 def batched_shapes(

@@ -23,6 +23,7 @@ REMARKS: Mapping[str, tuple[str, ...]] = {
     "smaller.phase": ("phase", "bytes"),  # no plan needs much less, because this phase needs so much in each
     "smaller.none": (),
     "cache.shards": ("epochs", "limit", "encoded", "rounds", "offloaded"),
+    "cache.parts": ("limit", "encoded", "rounds", "offloaded"),  # an epoch is split into several shards
     "estimate.cpu": ("error",),  # the share by which the seconds may be off
     "estimate.int8_products": (),
 }

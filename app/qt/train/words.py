@@ -72,6 +72,10 @@ REMARKS: Mapping[str, str] = {
         "Forecast",
         "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}.",
     ),
+    "cache.parts": QT_TRANSLATE_NOOP(
+        "Forecast",
+        "The cache holds part of an epoch ({limit}). {encoded} are encoded as needed: {rounds}, {offloaded}.",
+    ),
     "estimate.cpu": QT_TRANSLATE_NOOP("Forecast", "This is an estimate, which may be off by {error}."),
     "estimate.int8_products": QT_TRANSLATE_NOOP(
         "Forecast",

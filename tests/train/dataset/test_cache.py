@@ -22,6 +22,7 @@ from trainer.config.base import Family
 from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
+from trainer.dataset.cache_keys import latent_bytes
 from trainer.dataset.dataset import read_dataset
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.pixels import crop_pixels
@@ -341,6 +342,25 @@ def test_room_is_made_only_of_what_this_process_wrote(tmp_path: Path) -> None:
     parts.cache.ensure_latents([first], quiet)
     again = Cache(tmp_path / "cache", parts.source, job, parts.device)
     again.ensure_latents([first, second, third], quiet)
-    again.drop_all_but([third], [])
+    again.make_room([third], [], 0, 0)
     held = [again.latent_store.path(again.image_key(sample)).exists() for sample in (first, second, third)]
     assert held == [True, False, True]
+
+
+def test_only_as_much_is_deleted_as_the_limit_demands(tmp_path: Path) -> None:
+    job, pictures, parts = prepared(tmp_path)
+    samples = list(showings(job, pictures, 1))[:4]
+    sizes = {sample.caption: latent_bytes(sample.image.bucket, masked=False) for sample in samples}
+    parts.cache.ensure_latents(samples[:3], quiet)
+    written = parts.cache.latent_store.written_bytes
+    assert written == sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors"))
+
+    def held() -> int:
+        return sum(parts.cache.latent_store.path(parts.cache.image_key(sample)).exists() for sample in samples[:3])
+
+    parts.cache.make_room(samples[3:], [], written + sizes[samples[3].caption], 0)
+    assert held() == 3
+    parts.cache.make_room(samples[3:], ["a text"], written + sizes[samples[3].caption], 1)
+    assert held() == 2
+    parts.cache.make_room(samples[3:], [], 0, 0)
+    assert held() == 0 and parts.cache.latent_store.written_bytes == 0

@@ -31,9 +31,11 @@ class LaterShards:
     texts: int = 0
     """Total number of texts encoded in the later shards."""
     epochs_per_shard: int = 0
-    """Number of epochs in one shard."""
+    """Number of epochs in one shard; 1 also if it holds only part of an epoch."""
     limited: Literal["disk", "listing"] = "disk"
     """What limits the size of a shard: disk space, or the number of samples listed at once."""
+    part: float = 1.0
+    """Share of an epoch that a shard holds if no whole epoch fits, else 1."""
 
 
 NO_LATER_SHARDS = LaterShards()
@@ -68,11 +70,14 @@ def first_shard(
             cuts.setdefault(_cut(sample), sample)
             words[sample.caption] = None
         sizes.append((len(cuts), len(words)))
-    # From the subsample to all images, and from the listed epochs to all.
-    share = shown / samples_per_epoch(some)
+    # From the subsample to all images or those of the first part of an epoch, and from the listed epochs to all.
+    share = later.part * shown / samples_per_epoch(some)
     images_drawn, texts_drawn = (share * _extrapolate([size[place] for size in sizes], epochs) for place in (0, 1))
     more = [sample for sample in samples if _cut(sample) not in cuts]
     more_texts = {text for text in (*texts, *(sample.caption for sample in samples)) if text not in words}
+    # What validation needs from the rest of the epoch.
+    images_drawn += (1 - later.part) * (len(samples) - len(more))
+    texts_drawn += (1 - later.part) * len({sample.caption for sample in samples} & words.keys())
     if cached is None:
         return round(images_drawn) + len(more), round(texts_drawn) + len(more_texts)
     return (
@@ -105,6 +110,11 @@ def later_shards(
     share = shown / samples_per_epoch(some)
     first, new = _samples(some, recipe, 0), _new_in(some, recipe, 1)
     sizes = [share * sum(_latent_bytes(one.image) + text for one in of.values()) for of in (first, new)]
+    if sizes[0] > limit or shown > MAX_SHARD_SAMPLES:
+        cuts, texts = {key[0]: sample for key, sample in first.items()}, {key[1] for key in first}
+        images_absent = _count_missing(cuts.values(), cached.has_image) if cached else len(cuts)
+        texts_absent = _count_missing(texts, cached.has_text) if cached else len(texts)
+        return _parts_of_epochs(job, images, sizes[0], share * images_absent, share * texts_absent if configs else 0)
     # Epochs that fit in addition to the first one, at the growth of the second.
     more = int((limit - sizes[0]) // sizes[1]) if sizes[1] and limit < float("inf") else epochs
     listed = MAX_SHARD_SAMPLES // shown
@@ -120,9 +130,32 @@ def later_shards(
             _missing_share({one.caption for one in then}, cached.has_text),
         ]
     # Captions that are encoded in the training step count for the size of a shard, as in the run, but are not cached.
-    texts = round(repeated * texts_drawn * absent[1]) if configs else 0
+    texts_encoded = round(repeated * texts_drawn * absent[1]) if configs else 0
     limited: Literal["disk", "listing"] = "disk" if 1 + more <= listed else "listing"
-    return LaterShards(shards, round(repeated * images_drawn * absent[0]), texts, together, limited)
+    return LaterShards(shards, round(repeated * images_drawn * absent[0]), texts_encoded, together, limited)
+
+
+def _parts_of_epochs(
+    job: Job, images: Sequence[ImageRecord], size: float, encoded: float, encoded_texts: float
+) -> LaterShards:
+    """Return the shards of a run in which one epoch, of ``size`` bytes, is more than a shard may hold.
+
+    ``encoded`` and ``encoded_texts`` are the images and texts to encode for an epoch. Each epoch encodes them again,
+    since the next part replaces the previous one, unless only the number of samples is limited.
+    """
+    limit = (job.fit.cache_gigabytes or float("inf")) * GIGABYTE
+    an_epoch, shown = steps_per_epoch(images, job.recipe), samples_per_epoch(images)
+    steps = max(1, int(an_epoch * min(limit / size, MAX_SHARD_SAMPLES / shown)))
+    epochs = _epochs(job, images)
+    repeated = (epochs if size > limit or _varies_by_epoch(images, job.recipe) else 1) - steps / an_epoch
+    return LaterShards(
+        shards=epochs * -(-an_epoch // steps) - 1,
+        images=round(repeated * encoded),
+        texts=round(repeated * encoded_texts),
+        epochs_per_shard=1,
+        limited="disk" if size > limit else "listing",
+        part=steps / an_epoch,
+    )
 
 
 def _latent_bytes(image: ImageRecord) -> int:

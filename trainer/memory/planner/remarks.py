@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.protocol.plan import MemoryAdvice, Remark
 
@@ -39,14 +39,16 @@ def _of_later_shards(later: LaterShards, forecast: Forecast) -> Iterator[Remark]
     """Yield a remark on the later shards that are encoded between epochs; nothing if there are none."""
     encoded = [name for name, count in (("images", later.images), ("captions", later.texts)) if count]
     if encoded:
-        values = {
+        values: dict[str, Any] = {
             "epochs": later.epochs_per_shard,
             "limit": later.limited,
             "encoded": encoded,
             "rounds": later.shards,
             "offloaded": forecast.encodes_alone,
         }
-        yield Remark("cache.shards", values)
+        if later.part < 1:
+            del values["epochs"]
+        yield Remark("cache.parts" if later.part < 1 else "cache.shards", values)
 
 
 def estimate_of(forecast: Forecast) -> Iterator[Remark]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +17,7 @@ from trainer.config.schema import require_value
 from trainer.dataset.cache_keys import GIGABYTE, MAX_SHARD_SAMPLES, encoding_settings, latent_bytes, text_bytes
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import (
+    EpochBatches,
     Purpose,
     Sample,
     epoch_batches,
@@ -30,10 +31,13 @@ from trainer.training.data.latent_cache import Cache
 from trainer.training.objective import draw_noise, draw_timestep
 from trainer.training.step import MicroBatch
 
+RECENT_BATCHES = 64
+"""Effective batches whose drawn samples are kept: those that are prefetched and the last ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShard:
-    """Range of consecutive epochs whose cached images and texts are on disk at the same time."""
+    """Range of consecutive steps, counted from 0, whose cached images and texts are on disk at the same time."""
 
     first: int
     last: int
@@ -56,15 +60,17 @@ class BatchSchedule:
         self._text_bytes = 0 if live_text else text_bytes(job.recipe.token_chunks, widths)
         # Every step requests the current epoch at least once; other epochs are requested only to list a shard.
         self._epoch = lru_cache(maxsize=2)(self._batches_of)
+        # Each batch is used several times: to prefetch it, for its step, and by callbacks after the step.
+        self.batch = lru_cache(maxsize=RECENT_BATCHES)(self._draw_batch)
 
-    def _batches_of(self, epoch: int) -> list[tuple[Sample, ...]]:
+    def _batches_of(self, epoch: int) -> EpochBatches:
         return epoch_batches(self.images, self.job.recipe, epoch)
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch (from 0) of optimizer step ``step`` (from 0)."""
         return step // self.steps_per_epoch
 
-    def batch(self, step: int) -> tuple[Sample, ...]:
+    def _draw_batch(self, step: int) -> tuple[Sample, ...]:
         """Return the effective batch of optimizer step ``step`` (from 0)."""
         return self._epoch(self.epoch_of(step))[step % self.steps_per_epoch]
 
@@ -86,11 +92,10 @@ class BatchSchedule:
         """
         if self.holds(step):
             return False
-        shard, samples = self._list_shard(self.epoch_of(step))
+        shard, samples = self._list_shard(step)
         samples += extra_samples
         texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
-        if self.prepared is not None:  # makes space; entries that other processes wrote stay
-            self.cache.drop_all_but(samples, texts)
+        self.cache.make_room(samples, texts, self._limit, self._text_bytes)
         if cached := self.cache.ensure_latents(samples, lambda *amount: on_phase("cache_pictures", *amount)):
             report(cached)
         if not self.live_text and (
@@ -105,30 +110,44 @@ class BatchSchedule:
         shard = self.prepared
         if shard is None or shard.form != encoding_settings(self.job.fit):
             return False
-        return shard.first <= self.epoch_of(step) <= shard.last
+        return shard.first <= step <= shard.last
+
+    @property
+    def _limit(self) -> float:
+        """Return the bytes on disk that the entries of a run may take."""
+        return (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
 
     def _list_shard(self, first: int) -> tuple[CacheShard, list[Sample]]:
-        """Return a shard of as many epochs from ``first`` as the limits allow, and the distinct samples in it."""
-        limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
-        last_epoch = self.epoch_of(require_value(self.job.recipe.steps) - 1)
+        """Return a shard of as many steps from ``first`` as the limits allow, and the distinct samples in it.
+
+        It ends with an epoch, unless the first epoch alone is above a limit; then it ends with the last step that is
+        not. One step is always included, because it could not run without its data.
+        """
+        last = require_value(self.job.recipe.steps) - 1
         distinct: dict[tuple[str, str], Sample] = {}
-        form = encoding_settings(self.job.fit)
-        size, showings = 0.0, 0
-        for epoch in range(first, last_epoch + 1):
-            fresh = {
-                key: sample
-                for batch in self._epoch(epoch)
-                for sample in batch
-                if (key := (self.cache.image_key(sample), sample.caption)) not in distinct
-            }
-            images = [sample.image for sample in fresh.values()]
-            size += sum(latent_bytes(one.bucket, masked=one.mask != "none") + self._text_bytes for one in images)
-            showings += sum(map(len, self._epoch(epoch)))
-            # The first epoch is always included, even above the limit: its steps could not run without it.
-            if epoch > first and (size > limit or showings > MAX_SHARD_SAMPLES):
-                return CacheShard(first, epoch - 1, form), list(distinct.values())
-            distinct |= fresh
-        return CacheShard(first, last_epoch, form), list(distinct.values())
+        size, showings, end = 0.0, 0, first
+        for step in range(first, last + 1):
+            begins = step > first and step % self.steps_per_epoch == 0
+            if begins:
+                end, complete = step, len(distinct)
+            new = self._new_samples(step, distinct)
+            size += sum(latent_bytes(s.image.bucket, masked=s.image.mask != "none") for s in new.values())
+            size += len(new) * self._text_bytes
+            showings += len(self.batch(step))
+            if step > first and (size > self._limit or showings > MAX_SHARD_SAMPLES):
+                if end == first:
+                    end, complete = step, len(distinct)
+                return self._shard(first, end - 1), list(distinct.values())[:complete]
+            distinct |= new
+        return self._shard(first, last), list(distinct.values())
+
+    def _new_samples(self, step: int, known: Container[tuple[str, str]]) -> dict[tuple[str, str], Sample]:
+        """Return the samples of a step whose image and caption are not among the ``known`` ones, by these."""
+        keys = {(self.cache.image_key(sample), sample.caption): sample for sample in self.batch(step)}
+        return {key: sample for key, sample in keys.items() if key not in known}
+
+    def _shard(self, first: int, last: int) -> CacheShard:
+        return CacheShard(first, last, encoding_settings(self.job.fit))
 
 
 class Collator:

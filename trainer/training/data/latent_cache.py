@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from itertools import accumulate
 from pathlib import Path
@@ -24,7 +24,7 @@ from trainer.base.encoding import TextConditioning, encode_latents, encode_texts
 from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
-from trainer.dataset.cache_keys import LATENT_SCALE, CacheKeys, entry_path, text_batch_size
+from trainer.dataset.cache_keys import LATENT_SCALE, CacheKeys, entry_path, latent_bytes, text_batch_size
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample, padded_tokens
@@ -92,7 +92,9 @@ class EntryStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.written: set[str] = set()
+        self._written: set[bytes] = set()  # as bytes, half as large as hex strings
+        self.written_bytes = 0
+        """Size of the entries that this process wrote and has not deleted."""
 
     def path(self, key: str) -> Path:
         """Return the path of the entry ``key``."""
@@ -114,13 +116,31 @@ class EntryStore:
             if is_disk_full(error):  # often not the same disk as the run's
                 raise disk_full(self.folder, "it filled up while caching") from error
             raise
-        self.written.add(key)
+        if not self.has_written(key):
+            self._written.add(bytes.fromhex(key))
+            self.written_bytes += len(content)
 
-    def drop_written(self, keep: set[str]) -> None:
-        """Delete the entries that this process wrote, except those in ``keep``."""
-        for key in self.written - keep:
-            self.path(key).unlink(missing_ok=True)
-        self.written &= keep
+    def has_written(self, key: str) -> bool:
+        """Return whether this process wrote the entry and has not deleted it."""
+        return bytes.fromhex(key) in self._written
+
+    def drop_written(self, keep: Container[str], amount: float) -> int:
+        """Delete ``amount`` bytes of the entries that this process wrote, if there are as many besides ``keep``.
+
+        Returns the number of bytes deleted.
+        """
+        freed = 0
+        for short in list(self._written):
+            if freed >= amount:
+                break
+            if (key := short.hex()) in keep:
+                continue
+            with suppress(OSError):  # deleted by the user, or open in another process, which Windows refuses
+                freed += self.path(key).stat().st_size
+                self.path(key).unlink()
+            self._written.remove(short)
+        self.written_bytes -= freed
+        return freed
 
     def read(self, key: str) -> dict[str, Tensor] | None:
         """Return the entry's tensors on the CPU, or None if it is missing or damaged.
@@ -260,10 +280,22 @@ class Cache:
         planes -= np.float32(1)
         return planes, mask
 
-    def drop_all_but(self, samples: Iterable[Sample], texts: Iterable[str]) -> None:
-        """Delete the entries that this process wrote, except those of ``samples`` and ``texts``."""
-        self.latent_store.drop_written({self.image_key(sample) for sample in samples})
-        self.texts.drop_written({self.text_key(text) for text in texts})
+    def make_room(self, samples: Iterable[Sample], texts: Iterable[str], limit: float, text_size: int) -> None:
+        """Delete entries that this process wrote until those of ``samples`` and ``texts`` fit in ``limit`` bytes.
+
+        ``text_size`` is the size of one text. Nothing is deleted that is needed for them or that other processes wrote.
+        """
+        images = {
+            self.image_key(sample): latent_bytes(sample.image.bucket, masked=sample.image.mask != "none")
+            for sample in samples
+        }
+        needed = ((self.latent_store, images), (self.texts, {self.text_key(text): text_size for text in texts}))
+        excess = -limit
+        for store, sizes in needed:
+            new = sum(size for key, size in sizes.items() if not store.has_written(key))
+            excess += store.written_bytes + new
+        for store, sizes in needed:
+            excess -= store.drop_written(sizes, excess)
 
     def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.CachingSpeed | None:
         """Encode texts whose embeddings are missing or damaged, several at once unless the run is deterministic.

@@ -72,14 +72,14 @@ def cut(job: Job, shown: Sequence[ImageRecord], source: BaseSource, folder: Path
     """The showings of each portion, as the feed of a run lists them."""
     feed = BatchSchedule(shown, job, Cache(folder, source, job, torch.device("cpu")), live_text=False)
     portions, first = [], 0
-    while first < 8:
+    while first < 40:
         portion, samples = feed._list_shard(first)
         portions.append(samples)
         first = portion.last + 1
     return portions
 
 
-@pytest.mark.parametrize("epochs_together", [0.01, 1.5, 3.2, 7.9])
+@pytest.mark.parametrize("epochs_together", [0.01, 0.45, 0.7, 0.95, 1.5, 3.2, 7.9])
 def test_portions_are_those_that_a_run_cuts(epochs_together: float, source: BaseSource, tmp_path: Path) -> None:
     """Where every showing differs, to the last; what was encoded for the portion before lies there still."""
     width = source.text_configs[0]["hidden_size"]
@@ -92,15 +92,16 @@ def test_portions_are_those_that_a_run_cuts(epochs_together: float, source: Base
     assert found.images == pytest.approx(encoded, rel=0.1)
 
 
-def test_without_chance_nothing_is_encoded_twice_and_with_room_there_is_one_portion() -> None:
+def test_without_chance_only_parts_of_an_epoch_are_encoded_twice_and_with_room_there_is_one_portion() -> None:
     texts = [tiny_configs("sd15")["text_encoder"]]
     assert later_shards(job_of(1.0, images={"crop": "random"}), pictures(), texts) == NO_LATER_SHARDS
     plain = later_shards(job_of(1e-9, images={"crop": "center"}), pictures(), texts)
-    assert (plain.images, plain.texts) == (0, 0)
+    # Five parts of an epoch, of which each replaces the one before, in eight epochs.
+    assert (plain.shards, plain.images, plain.texts, plain.part) == (39, 78, 78, 0.2)
     shuffled = later_shards(job_of(1e-9, captions={"shuffle": True}), pictures(), texts)
-    assert shuffled.shards == 7 and shuffled.texts > 0
+    assert shuffled.shards == 39 and shuffled.texts > 0
     learning = later_shards(job_of(1e-9, captions={"shuffle": True}), pictures(), ())
-    assert learning.shards == 7 and (learning.images, learning.texts) == (0, 0)
+    assert learning.shards == 39 and (learning.images, learning.texts) == (78, 0)
     assert later_shards(job_of(1e-9), [], texts) == NO_LATER_SHARDS
 
 
@@ -111,7 +112,10 @@ def test_what_is_listed_at_once_limits_them_too(monkeypatch: pytest.MonkeyPatch)
     found = later_shards(job, pictures(), texts)
     assert (found.epochs_per_shard, found.shards, found.limited) == (3, 2, "listing")
     disk = later_shards(job.replaced(fit=job.fit.replaced(cache_gigabytes=1e-9)), pictures(), texts)
-    assert (disk.epochs_per_shard, disk.limited) == (1, "disk")
+    assert (disk.epochs_per_shard, disk.part, disk.limited) == (1, 0.2, "disk")
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards.MAX_SHARD_SAMPLES", 6)
+    found = later_shards(job_of(1.0, images={"crop": "center"}), pictures(), texts)
+    assert (found.part, found.shards, found.images, found.limited) == (0.6, 15, 4, "listing")
 
 
 def test_a_large_dataset_is_known_by_some_of_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +172,7 @@ def test_what_much_chance_makes_of_a_large_dataset_is_estimated(monkeypatch: pyt
 
 
 def test_what_lies_in_the_cache_is_not_forecast_to_be_encoded(source: BaseSource, tmp_path: Path) -> None:
-    job = job_of(1e-4, images={"crop": "random"}, captions={"shuffle": True})
+    job = job_of(1.3e-4, images={"crop": "random"}, captions={"shuffle": True})
     cache = Cache(tmp_path, source, job, torch.device("cpu"))
     portions = cut(job, pictures(), source, tmp_path)
 

@@ -55,8 +55,8 @@ TRAIN_ONLY = (
 )
 
 
-# A disk limit below one epoch makes a portion of each: there are two, and nothing is loaded before the first.
-PORTIONS = (*TRAIN_ONLY, "recipe.images.crop=random", "fit.cache_gigabytes=1e-9")
+# A disk limit of one epoch makes a shard of each: there are two, and nothing is loaded before the first.
+PORTIONS = (*TRAIN_ONLY, "recipe.images.crop=random", "fit.cache_gigabytes=8e-5")
 
 
 class Place(SharedPlace):

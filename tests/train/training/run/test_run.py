@@ -21,11 +21,12 @@ from trainer.adapter.export import TIME_KEYS
 from trainer.base import streaming
 from trainer.config.base import Family
 from trainer.config.load import load_job
+from trainer.dataset.sampling import Sample
 from trainer.errors import RunError
 from trainer.protocol import commands, events, files
 from trainer.protocol.report import RunReport
 from trainer.protocol.run_directory import RunDirectory
-from trainer.training.data.batches import Collator
+from trainer.training.data.batches import BatchSchedule, CacheShard, Collator
 from trainer.training.data.loader import PrefetchCollator
 from trainer.training.run.resume import resume
 from trainer.training.run.start import start
@@ -424,20 +425,39 @@ def test_a_damaged_cache_entry_is_made_anew(shared: Path, tmp_path: Path, monkey
     assert same_lora(whole, again)
 
 
-def test_portions_change_nothing(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk limit below one epoch makes a portion of every epoch; what a past one wrote makes room for the next."""
+@pytest.mark.parametrize(
+    ("gigabytes", "ends"),
+    [(1e-9, [0, 1, 2, 3, 4, 5]), (8e-5, [1, 3, 5])],
+    ids=["below one step", "one epoch"],
+)
+def test_cache_shards_change_nothing(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gigabytes: float, ends: list[int]
+) -> None:
+    """Two steps per epoch; what earlier shards wrote makes room for the next, and a resumed run starts in an epoch."""
     base = tiny_base("sd15", shared / "bases", depth=1)
     settings = ["recipe.images.crop=random", "recipe.captions.shuffle=true", "report.previews.prompts=[]"]
+    settings += ["report.saving.checkpoint_every=1"]
     whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
+    listed: list[CacheShard] = []
+    list_shard = BatchSchedule._list_shard
+
+    def recorded(schedule: BatchSchedule, first: int) -> tuple[CacheShard, list[Sample]]:
+        shard, samples = list_shard(schedule, first)
+        listed.append(shard)
+        return shard, samples
+
+    monkeypatch.setattr(BatchSchedule, "_list_shard", recorded)
     monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "cache"))
     job = write_job(tmp_path / "b", base, shared / "pictures")
-    watcher = Watcher()
-    assert start(job, [*settings, "fit.cache_gigabytes=1e-9"], watcher) == 0
-    portions = [event for event in watcher.of(events.PhaseStarted) if event.phase == "cache_pictures"]  # type: ignore[attr-defined]
-    assert len(portions) == 2 * 3  # two steps an epoch, six steps; loading the VAE parts each in two
+    with pytest.raises(Killed):
+        start(job, [*settings, f"fit.cache_gigabytes={gigabytes}"], Watcher(kill_at(4)))
+    assert [shard.last for shard in listed] == [end for end in ends if end <= 3]
+    written = list((tmp_path / "cache" / "pictures").rglob("*.safetensors"))
+    assert len(written) <= 12  # the last epoch's six images, and the six that are measured
+    listed.clear()
+    assert resume(run_of(job), Watcher()) == 0
+    assert [shard.last for shard in listed] == [end for end in ends if end >= 3] and listed[0].first == 3
     assert tensors_sha(whole) == tensors_sha(run_of(job).output / "test.safetensors")
-    # The last epoch's six pictures, and the six that are measured.
-    assert len(list((tmp_path / "cache" / "pictures").rglob("*.safetensors"))) <= 12
 
 
 def test_a_preview_holds_its_settings(shared: Path, tmp_path: Path) -> None:
