@@ -47,6 +47,8 @@ def add_commands(commands: Commands) -> None:
         help="override a key of the job or recipe, such as recipe.rank=32; repeatable",
     )
     plan.add_argument("--explain", action="store_true", help="show each phase, its peaks, and how to use less memory")
+    plan.add_argument("--sweep", action="store_true", help="show the configurations that fill the GPU best instead")
+    plan.add_argument("--chart", metavar="FILE", type=Path, help="with --sweep: write memory against time as a PNG")
     plan.add_argument("--json", action="store_true", help="print everything as JSON, for programs")
     plan.add_argument("--serve", action="store_true", help="answer requests as JSON lines until the input ends")
 
@@ -63,7 +65,7 @@ def run_plan(options: argparse.Namespace) -> int:
         return serve()
     request = _request(options)
     with traces_of_user(quiet=options.json) as traces:
-        return _print_plan(request, traces, options)
+        return (_print_sweep if options.sweep else _print_plan)(request, traces, options)
 
 
 def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Namespace) -> int:
@@ -86,10 +88,28 @@ def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Na
     return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
 
 
+def _print_sweep(request: PlanRequest, traces: TraceLibrary, options: argparse.Namespace) -> int:
+    """Print the configurations that fill the GPU best; return exit code 2 if none fits."""
+    from trainer.cli import sweep
+    from trainer.cli.planning import swept
+
+    found = swept(request, traces)
+    if options.chart is not None:
+        sweep.draw(found, f"{request.name} on {request.device_state.gpu.name}", options.chart)
+    if options.json:
+        echo_json(to_record(found), indent=1)
+    else:
+        echo_lines([*_header(request), *sweep.table(found)])
+    return EXIT_DONE if found.points else EXIT_BAD_INPUT
+
+
 def _request(options: argparse.Namespace) -> PlanRequest:
     from trainer.cli.planning import request_for_preset
     from trainer.memory.planner.request import request_of_job
 
+    if options.chart is not None and not options.sweep:
+        sentence = "Could not draw a chart: --chart shows the configurations of --sweep, which is not given."
+        raise JobError("plan.question", sentence, "Add --sweep, or remove --chart.")
     if (options.job is None) == (options.family is None):
         sentence = "Could not plan: give either a JOB or a --family."
         raise JobError("plan.question", sentence, "Name one of the two; see `python -m trainer plan --help`.")

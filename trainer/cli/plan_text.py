@@ -273,7 +273,7 @@ def timeline_on_cpu(forecast: Forecast) -> Iterator[str]:
     rows = [
         (PHASES[phase.phase], words.size(phase.host), words.duration_text(phase.seconds)) for phase in forecast.phases
     ]
-    yield from _aligned([("PHASE", "MAIN MEMORY", "TIME"), *rows], "<>>")
+    yield from aligned([("PHASE", "MAIN MEMORY", "TIME"), *rows], "<>>")
 
 
 def neighbors(planned: PlanResult, effective_batch: int) -> Iterator[str]:
@@ -303,7 +303,7 @@ def timeline(forecast: Forecast) -> Iterator[str]:
     most = peak_phase(forecast)
     header = ("PHASE", "IN USE", "RESERVED", "TIME", "")
     rows = [_phase_row(phase, forecast, is_peak=phase is most) for phase in forecast.phases]
-    yield from _aligned([header, *rows], "<>>><")
+    yield from aligned([header, *rows], "<>>><")
     yield from _paragraph(
         "IN USE: allocated to tensors. RESERVED: reserved on the GPU by PyTorch. The longest bar is "
         f"{words.size(max(phase.allocated for phase in forecast.phases))} in use."
@@ -332,7 +332,7 @@ def suggestions(found: Iterable[Suggestion]) -> Iterator[str]:
     """Yield a table of changes that save memory, with the memory that each saves and its effect on speed and result."""
     rows = [_suggestion_row(suggestion) for suggestion in found]
     if rows:
-        yield from _aligned([("TO USE LESS MEMORY", "SAVES", "COSTS"), *rows], "<><")
+        yield from aligned([("TO USE LESS MEMORY", "SAVES", "COSTS"), *rows], "<><")
     else:
         yield "No single change is known to use less memory."
 
@@ -349,7 +349,7 @@ def optimizers(rows: Iterable[OptimizerRow]) -> Iterator[str]:
         )
         for row in found
     ]
-    yield from _aligned([("OPTIMIZER", "STATE", "IN USE", "STEP"), *cells], "<>>>")
+    yield from aligned([("OPTIMIZER", "STATE", "IN USE", "STEP"), *cells], "<>>>")
     yield from _paragraph("IN USE: the peak of training with this optimizer and everything else as planned.")
     if not all(row.exact for row in found):
         yield from _paragraph("Figures with ~ are computed from the sizes of the weights, not traced.")
@@ -419,7 +419,7 @@ def _suggestion_row(suggestion: Suggestion) -> tuple[str, str, str]:
     return f"{suggestion.key} = {value}", words.size(suggestion.saved), cost
 
 
-def _aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
     """Yield rows with their columns aligned to the left (<) or right (>)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -268,6 +268,7 @@ if TYPE_CHECKING:
     from trainer.memory.device.device_state import DeviceState
     from trainer.memory.planner.planner import Plan, PlanResult
     from trainer.memory.planner.request import PlanRequest
+    from trainer.protocol.sweep import Sweep
 
 # Seconds after which no more traces are recorded to find a better pick, because users do not wait longer.
 PATIENCE = 22.0
@@ -361,6 +362,22 @@ def planned_for(
         until_alternatives=now + ALTERNATIVES_PATIENCE,
         on_pick=on_pick,
     )
+
+
+def swept(request: PlanRequest, traces: TraceLibrary, check: Callable[[], None] = lambda: None) -> Sweep:
+    """Return the configurations that fill the request's GPU best; see `trainer.memory.planner.sweep`.
+
+    Raises JobError on the CPU, whose memory is not forecast as that of a GPU.
+    """
+    from trainer.memory.planner.sweep import sweep
+
+    if request.device_state.on_cpu:
+        sentence = (
+            "Could not look for configurations that fill the GPU: no NVIDIA GPU works here, or the job is for the CPU."
+        )
+        raise JobError("plan.sweep", sentence, "Name a GPU, such as --gpu 8GB.")
+    until = time.monotonic() + ALTERNATIVES_PATIENCE
+    return sweep(request.workload, request.written, request.device_state, traces, until=until, check=check)
 
 
 def once(action: Callable[[], None]) -> Callable[[], None]:

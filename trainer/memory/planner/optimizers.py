@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
+import numpy as np
+
 from trainer.config.optimizer import AdafactorConfig, OptimizerConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.schedule import bounding_buckets, step_seconds, training_totals
 from trainer.memory.trace.library import Steps, TraceLibrary
-from trainer.memory.trace.memory_trace import BLOCK, MemoryTrace, Totals, TraceSummary, Work
+from trainer.memory.trace.memory_trace import BLOCK, MemoryTrace, Storage, Totals, TraceSummary, Work
 from trainer.memory.trace.workload import TraceRequest, Workload
 from trainer.protocol.records import json_keys
 
@@ -158,19 +160,49 @@ def estimated_steps(
 ) -> tuple[TraceSummary, TraceSummary]:
     """Return summaries of a run's first optimizer step and of a later one, which free ``gradients`` bytes."""
     state, temporary = state_bytes(config, weights), temporary_bytes(config, weights)
-    work = (_work(config, weights),)
+    work = (estimated_work(config, weights),)
     return (
         TraceSummary("optimizer_first", Totals(state - gradients, state + temporary), work),
         TraceSummary("optimizer", Totals(-gradients, temporary), work),
     )
 
 
+def estimated_traces(
+    config: OptimizerConfig, weights: Sequence[MasterWeight], micro: MemoryTrace
+) -> tuple[MemoryTrace, MemoryTrace]:
+    """Return traces of a run's first optimizer step and of a later one, after the micro-batch ``micro``.
+
+    They allocate the state and what a step needs for a moment, and free the gradients.
+    """
+    died = {~event for event in micro.events[micro.events < 0].tolist()}
+    born = micro.events[micro.events >= 0].tolist()
+    gradients = [micro.storages[index] for index in born if index not in died and micro.storages[index].name]
+    sizes = state_sizes(config, weights)
+    state = [Storage(size, "optimizer", "", "optimizer", f"state.{place}") for place, size in enumerate(sizes)]
+    temporary = Storage(temporary_bytes(config, weights), "temporary", "", "optimizer")
+    return _step_trace("optimizer_first", state, temporary, gradients), _step_trace(
+        "optimizer", [], temporary, gradients
+    )
+
+
+def _step_trace(name: str, state: Sequence[Storage], temporary: Storage, gradients: Sequence[Storage]) -> MemoryTrace:
+    """Return a trace that allocates ``state``, allocates and frees ``temporary``, and frees ``gradients``."""
+    storages = (*state, temporary, *gradients)
+    kept = len(state)
+    events = [*range(kept + 1), ~kept, *(~place for place in range(kept + 1, len(storages)))]
+    return MemoryTrace(name, storages, np.array(events, dtype=np.int32), ())
+
+
 def state_bytes(config: OptimizerConfig, weights: Iterable[MasterWeight]) -> int:
     """Return the bytes that an optimizer's state takes on the GPU, each tensor rounded up as the allocator does."""
+    return sum(-(-size // BLOCK) * BLOCK for size in state_sizes(config, weights))
+
+
+def state_sizes(config: OptimizerConfig, weights: Iterable[MasterWeight]) -> list[int]:
+    """Return the bytes of each tensor of an optimizer's state on the GPU."""
     layout = _LAYOUTS[config.name]
-    sizes = [size for weight in weights for size in layout(config, weight)]
     maps = {"adamw8bit": 2, "paged_adamw8bit": 2, "lion8bit": 1}.get(config.name, 0)
-    return sum(-(-size // BLOCK) * BLOCK for size in sizes) + maps * QUANTIZATION_MAP_BYTES
+    return [*(size for weight in weights for size in layout(config, weight)), *(maps * [QUANTIZATION_MAP_BYTES])]
 
 
 def temporary_bytes(config: OptimizerConfig, weights: Sequence[MasterWeight]) -> int:
@@ -180,7 +212,8 @@ def temporary_bytes(config: OptimizerConfig, weights: Sequence[MasterWeight]) ->
     return FP32 * max((weight.numbers for weight in weights), default=0)
 
 
-def _work(config: OptimizerConfig, weights: Sequence[MasterWeight]) -> Work:
+def estimated_work(config: OptimizerConfig, weights: Sequence[MasterWeight]) -> Work:
+    """Return the work of an optimizer step."""
     step = _STEPS[config.name]
     count = step.once + step.each * len(weights)
     numbers = sum(weight.numbers for weight in weights)

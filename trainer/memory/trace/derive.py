@@ -97,10 +97,10 @@ def reshape(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], sha
         # A padded buffer shows by its ratio in the two sources, which is that of the padded counts at its depth.
         if storage.kind == "temporary" and storage.stage == "backward":
             for depth in range(DEPTHS):
-                before, after = (_padded(count, depth) for count in pixels)
+                before, after = (padded_tokens(count, depth) for count in pixels)
                 identifies = after != before and after * pixels[0] != before * pixels[1]  # unlike an unpadded one
                 if identifies and first * after == second * before:
-                    return first * _padded(now, depth) // before
+                    return first * padded_tokens(now, depth) // before
         return linear(first, second)
 
     def flops_of(work: Work, first: int, second: int) -> int | None:
@@ -116,7 +116,7 @@ def _interpolate(
     one: MemoryTrace, other: MemoryTrace, linear: Linear, bytes_of: BytesOf, flops_of: FlopsOf
 ) -> MemoryTrace | None:
     """Return a trace with the events of both traces and derived sizes; None if events differ or a rule fails."""
-    if not _have_same_events(one, other):
+    if not have_same_events(one, other):
         return None
     storages: list[Storage] = []
     for a, b in zip(one.storages, other.storages, strict=True):
@@ -139,12 +139,12 @@ def _on_line(sizes: tuple[int, int], size: int, first: int, second: int) -> int 
     return None if rest else first + found
 
 
-def _padded(pixels: int, depth: int) -> int:
+def padded_tokens(pixels: int, depth: int) -> int:
     """Return the number of tokens at a depth of the UNet, rounded up to whole flash attention blocks."""
     return -(-pixels // (PIXELS_PER_TOKEN << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
 
 
-def _have_same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
+def have_same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
     """Return whether two traces have the same events and differ only in sizes."""
     return (
         np.array_equal(one.events, other.events)

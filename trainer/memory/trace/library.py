@@ -100,6 +100,10 @@ class TraceLibrary:
         """Ensure that the traces of a request are on disk."""
         self._ensure_traces(request)
 
+    def read(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
+        """Return the traces of a request; they are recorded if they are missing."""
+        return self._ensure_traces(request)
+
     def steps(self, workload: Workload, bucket: Size, images: int) -> Steps[MemoryTrace]:
         """Return the traces of training on micro-batches of ``images`` images of size ``bucket``."""
         micro = self._ensure_traces(TraceRequest(workload, "micro", (bucket, images)))
