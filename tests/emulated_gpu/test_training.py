@@ -48,6 +48,8 @@ def test_a_run_ends_with_a_lora(emulated_gpu: EmulatedGpu, tiny_job: Callable[..
         highest = max(sample["allocated"] for sample in samples if sample["phase"] == phase)
         assert highest == peaks[phase]["allocated"]
     assert max(step["reserved"] for step in steps) == peaks["train"]["reserved"]
+    assert steps[0]["memory"] == peaks["first_step"]["allocated"]
+    assert max(step["memory"] for step in steps[1:]) == peaks["train"]["allocated"]
 
 
 def test_a_run_takes_a_smaller_plan_when_another_program_takes_the_memory(

@@ -84,6 +84,8 @@ class StepEventCallback:
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Write the step's event and, about once a second, the heartbeat."""
+        # Read first: after the first step, reporting the phase ends that step's phase, which samples memory again.
+        memory, reserved = self.meter.latest, self.meter.latest_reserved
         self.reporter.phase("train", progress.step, self.engine.steps)
         self.reporter.write(
             events.StepEvent(
@@ -96,8 +98,8 @@ class StepEventCallback:
                 seconds=result.seconds,
                 skipped=result.skipped is not None,
                 loss_scale=result.loss_scale,
-                memory=self.meter.latest,
-                reserved=self.meter.latest_reserved,
+                memory=memory,
+                reserved=reserved,
                 data_seconds=result.data_seconds,
             )
         )
