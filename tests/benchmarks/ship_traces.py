@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.planner import plan
 from trainer.memory.planner.request import PlanRequest
 from trainer.memory.trace.derive import IMAGE_COUNTS, RANK_INDEPENDENT, RANKS, SHAPES, Size
+from trainer.memory.trace.interpolate import COUNTS, requests
 from trainer.memory.trace.library import LARGEST_TRACED, Steps, TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary
 from trainer.memory.trace.store import SHIPPED_OUTCOMES, SOURCES_FOLDER, SUFFIX, TraceStore, write_archive
@@ -185,6 +187,20 @@ def _further(note: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield from ({**note, "rank": rank, "more": [shape, size]} for shape in SHAPES[note["family"]])
 
 
+def of_sweeps() -> Notes:
+    """Return notes of the traces that sweeps of the built-in style recipe interpolate on GPUs with bf16."""
+    found = Notes()
+    for family, bits, blocks in product(FAMILIES, ("none", "int8", "nf4"), ("none", "full")):
+        fit = complete_fit(
+            FitConfig.model_validate({"dtype": "bf16", "quantize": bits, "gradient_checkpointing": blocks})
+        )
+        workload = replace(_question_of(family, RECIPE).workload, fit=fit)
+        for request in (each for count in COUNTS for each in requests(workload, count)):
+            rank = request.workload.recipe.rank
+            found[request.key] = _note_of(request.workload, RECIPE, part="micro", more=request.more, rank=rank)
+    return found
+
+
 def _make(store: TraceStore, notes: Notes) -> None:
     """Record the traces of these notes in the store."""
     traces = TraceLibrary(store)
@@ -209,7 +225,8 @@ def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanReque
 def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> None:
     """Write traces, results and their index into ``folder``, and remove what nothing uses."""
     notes, runs = ship_outcomes(store, folder, questions)
-    others = _of_others(notes)
+    others = of_sweeps() | _of_others(notes)
+    others = {key: note for key, note in others.items() if key not in notes}
     _make(store, others)
     notes |= others
     archives: dict[str, dict[str, Sequence[MemoryTrace]]] = {}

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.benchmarks.built_in import built_in
-from tests.benchmarks.ship_traces import INDEX, archive_name, noted_key, noted_run, read_index, request_of
+from tests.benchmarks.ship_traces import INDEX, archive_name, noted_key, noted_run, of_sweeps, read_index, request_of
 from trainer.files.assets import asset_path
 from trainer.memory.forecast.results import ForecastResult, OomResult, ResultStore, is_full, write_outcomes
 from trainer.memory.planner.planner import SMALLER, plan
@@ -69,6 +69,13 @@ def test_shipped_keys_are_those_that_are_asked_for(entries: Notes) -> None:
     """A key holds all that its tapes depend on: when a recipe, a config or the form changes, others are asked for."""
     stale = [note for key, note in entries.items() if noted_key(note) != key]
     assert not stale, f"{len(stale)} of {len(entries)} are not asked for any more: {REMEDY}"
+
+
+def test_notes_of_sweeps_name_the_traces_that_a_sweep_reads() -> None:
+    """They are shipped together with what plans ask for, so that a sweep has nothing to trace."""
+    notes = of_sweeps()
+    assert len(notes) == 2 * 3 * 2 * 3 * 4  # families, bits, checkpointing, batches, and two ranks at two shapes
+    assert all(noted_key(note) == key for key, note in notes.items())
 
 
 # Those that take little to trace again; between them they go through most of what is traced.
