@@ -1,4 +1,4 @@
-"""Memory of a run: measured against forecast in every phase, what holds the peak, and leaks. Imports numpy."""
+"""Memory of a run: measured against forecast in every phase, and what holds a peak. Imports numpy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 from app.core.runs.curves import Values, arrays, peaks
 from app.core.runs.run import Run
 from app.core.runs.series import MemoryTrack
-from app.qt.runs.remarks import leak
 from app.qt.theme import colors
 from app.qt.train import words
 from app.qt.train.forecast.charts import PeakMark, Timeline
 from app.qt.train.forecast.lists import KindTable
 from app.qt.widgets import format_memory
-from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase
 
 _MARGIN = 1.02
@@ -148,20 +146,19 @@ class RunMemory(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.leaks, self.key, self.marker = QLabel(), QLabel(), QLabel()
+        self.key, self.marker = QLabel(), QLabel()
         self.timeline, self.kinds, self.table = MeasuredTimeline(), KindTable(), MemoryTable()
         title, holders = QLabel(self.tr("Memory by phase")), QLabel(self.tr("At the selected peak, as forecast"))
         for heading in (title, holders):
             heading.setProperty("role", "heading")
-        self.leaks.setProperty("role", "warning")
         self.key.setProperty("role", "muted")
-        for label in (self.leaks, self.key, self.marker):
+        for label in (self.key, self.marker):
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setWordWrap(True)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 8, 16, 16)
         column.setSpacing(6)
-        for part in (title, self.leaks, self.timeline, self.key, self.table, holders, self.marker, self.kinds):
+        for part in (title, self.timeline, self.key, self.table, holders, self.marker, self.kinds):
             column.addWidget(part)
         self._of_peak = (holders, self.marker)
         self.timeline.pointed.connect(self._show_peak)
@@ -179,9 +176,6 @@ class RunMemory(QWidget):
             "Area: forecast in use. Gray: forecast reserved. Line: measured in use. Dotted: measured reserved."
         )
         self.key.setText(f"{key} {self.tr('Dashed: limit.')}" if self.timeline.shows_limit else key)
-        found = (one.event for one in run.remarks.all if isinstance(one.event, events.MemoryLeak))
-        self.leaks.setText("\n".join(map(leak, found)))
-        self.leaks.setVisible(bool(self.leaks.text()))
         self.show()
 
     def _show_peak(self, spot: PeakMark | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QLocale, Qt, QTimer
@@ -28,7 +28,9 @@ from app.core.session import Session
 from app.core.tasks import ExclusiveTask
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.charts.painting import Legend, color_of
+from app.qt.runs.remarks import leak
 from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, Slider, plain_tip, while_alive
+from trainer.protocol import events
 
 if TYPE_CHECKING:
     from app.qt.runs.charts.board import Board
@@ -63,6 +65,13 @@ ACTIONS = (
         tip=QT_TRANSLATE_NOOP("Action", "Cuts the highest and lowest 1% of the values off the axis"),
     ),
 )
+
+
+def _leaks(run: Run) -> Iterator[str]:
+    """Yield a sentence for each leak of memory in a run."""
+    for remark in run.remarks.all:
+        if isinstance(remark.event, events.MemoryLeak):
+            yield leak(remark.event)
 
 
 class DifferenceTable(QWidget):
@@ -152,6 +161,8 @@ class ProgressPanel(QWidget):
         self.legend = Legend()
         self.difference = DifferenceTable()
         self.waiting = QLabel()
+        self.leaks = QLabel()
+        """Leaks of the run, above its charts; hidden if there are none."""
         self._redraw = QTimer(self)
         self._redraw.setSingleShot(True)
         self._redraw.timeout.connect(self.draw)
@@ -189,6 +200,8 @@ class ProgressPanel(QWidget):
         self.waiting.setText(self._waiting_words())
         self.waiting.setVisible(not started or self.board is None)
         self.difference.show_runs(self.runs)
+        self.leaks.setText("\n".join(_leaks(self.runs[0])) if len(self.runs) == 1 else "")
+        self.leaks.setVisible(bool(self.leaks.text()))
         if self.board is None:
             return
         from app.qt.runs.charts.board import ChartOptions  # imported with the board, after numpy
@@ -302,6 +315,11 @@ class ProgressPanel(QWidget):
         self.legend.setContentsMargins(16, 2, 16, 6)
         self.legend.hide()
         column.addWidget(self.legend)
+        self.leaks.setProperty("role", "warning")
+        self.leaks.setTextFormat(Qt.TextFormat.PlainText)
+        self.leaks.setWordWrap(True)
+        self.leaks.setContentsMargins(16, 2, 16, 6)
+        column.addWidget(self.leaks)
         column.addWidget(self.area, 1)
 
     def _tools(self) -> QLayout:

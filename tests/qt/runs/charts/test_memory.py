@@ -12,7 +12,9 @@ from pytestqt.qtbot import QtBot
 
 from app.core.runs.run import Run
 from app.core.session import Session
+from app.qt.actions.commands import Commands
 from app.qt.runs.charts.memory import RunMemory
+from app.qt.runs.charts.panel import ProgressPanel
 from app.qt.theme import colors
 from tests.support.runs import GIB, write_events, write_run
 from trainer.protocol import events
@@ -76,18 +78,25 @@ def test_what_holds_a_peak_is_shown_for_the_selected_one(memory: RunMemory, qtbo
     assert "UNet up block 1 2.4 GiB, UNet middle block 1.0 GiB" in memory.kinds.largest.text()
 
 
-def test_a_leak_is_named_above_and_the_selection_stays(memory: RunMemory, run: Run, qtbot: QtBot) -> None:
-    assert not memory.leaks.isVisible()
+def test_the_selection_stays_when_the_run_goes_on(memory: RunMemory, run: Run) -> None:
     memory.timeline.point(3)
+    memory.show_run(run)
+    assert memory.timeline.current == 3
+
+
+def test_leaks_are_named_above_the_charts_of_a_single_run(run: Run, session: Session, qtbot: QtBot) -> None:
+    panel = ProgressPanel(session, Commands())
+    qtbot.addWidget(panel)
+    with qtbot.waitExposed(panel):
+        panel.show()
+    panel.show_runs([run])
+    assert not panel.leaks.isVisible()
     write_events(run.directory, [LEAK])
     run.read()
-    qtbot.waitUntil(lambda: any(one.event.type == "memory_leak" for one in run.remarks.all))
-    memory.show_run(run)
-    assert memory.leaks.isVisible()
-    assert memory.leaks.text().startswith(
-        "GPU memory keeps growing: 2.0% per 100 steps since step 350, 1.0 GiB so far."
-    )
-    assert memory.timeline.current == 3
+    qtbot.waitUntil(panel.leaks.isVisible)
+    assert panel.leaks.text().startswith("GPU memory keeps growing: 2.0% per 100 steps since step 350, 1.0 GiB so far.")
+    panel.show_runs([run, run])
+    assert not panel.leaks.isVisible()
 
 
 def test_nothing_is_shown_for_several_runs_or_without_a_forecast(memory: RunMemory, run: Run) -> None:
