@@ -19,6 +19,7 @@ _VALUES = {
     "limit": ("disk", "listing"),
     "encoded": (["images"], ["captions"], ["images", "captions"]),
     "rounds": (1, 4),
+    "lengths": ([(75, 50)], [(75, 1), (150, 9)], [(75, 40), (150, 9), (225, 1)]),
     "offloaded": (False, True),
     "error": (0.25,),
 }

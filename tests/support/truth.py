@@ -57,7 +57,7 @@ def predict(
     schedule = RunSchedule(workload, TraceLibrary(TraceStore(folder)), PhaseCounts(), device_state.rate)
     playing = play(job, schedule, device_state, None)
     assert playing.failure is None
-    seconds = schedule.step_seconds(partial(roofline.seconds, rate=device_state.rate))[workload.buckets[0].size]
+    seconds = schedule.step_seconds(partial(roofline.seconds, rate=device_state.rate))[workload.shapes[0]]
     phases = {phase: _foreseen(replayed) for phase, replayed in playing.phases.items()}
     return Prediction(phases, seconds, _least_capacity(job, schedule, device_state, playing.reserved) if edge else 0)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.memory.planner.optimizers import OptimizerRow
     from trainer.memory.planner.planner import Plan, PlanResult
     from trainer.memory.planner.request import PlanRequest
-    from trainer.memory.planner.suggestions import Suggestion
+    from trainer.memory.planner.suggestions import PaddingSaved, Suggestion
     from trainer.memory.trace.library import TraceLibrary
     from trainer.protocol.plan import KnownPeak
 
@@ -77,6 +77,7 @@ def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Na
         details = {
             "known_peaks": [to_record(peak) for peak in _known_peaks(request, planned, traces)],
             "optimizers": [to_record(row) for row in _optimizers(request, planned, traces)],
+            "caption_padding": to_record(_padding_saved(request, planned, traces)),
         }
         echo_json({**as_json(request, planned), **details}, indent=1)
         return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
@@ -194,6 +195,9 @@ def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) 
     yield from plan_text.suggestions(_suggestions(request, plan, traces))
     yield ""
     yield from plan_text.optimizers(_optimizers(request, planned, traces))
+    if saved := _padding_saved(request, planned, traces):
+        yield ""
+        yield from plan_text.padding(saved)
 
 
 def _known_peaks(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) -> Sequence[KnownPeak]:
@@ -216,6 +220,16 @@ def _optimizers(request: PlanRequest, planned: PlanResult, traces: TraceLibrary)
     if plan is None or planned.device_state.on_cpu:
         return ()
     return [*optimizer_rows(replace(request.workload, fit=plan.fit), planned.device_state, traces)]
+
+
+def _padding_saved(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) -> PaddingSaved | None:
+    """Return what padding each caption to its own length saves; None on the CPU or if all have one length."""
+    from trainer.memory.planner.suggestions import padding_saved
+
+    plan = planned.pick or planned.smaller
+    if plan is None or planned.device_state.on_cpu:
+        return None
+    return padding_saved(replace(request.workload, fit=plan.fit), request.counts, planned.device_state, traces)
 
 
 def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:

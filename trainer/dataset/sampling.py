@@ -164,6 +164,48 @@ def padded_tokens(text: str, recipe: RecipeConfig) -> int:
     return padded_length(text, recipe.token_chunks) if recipe.has_caption_lengths else recipe.token_chunks
 
 
+@dataclass(frozen=True, slots=True)
+class CaptionLengths:
+    """Tokens that an image's captions are padded to."""
+
+    shortest: int
+    usual: int
+    """Length of the whole caption; of several, that of one chosen at random."""
+    longest: int
+    """Length of the longest caption with the longest options of its wildcards."""
+
+
+def caption_lengths(image: ImageRecord, recipe: RecipeConfig) -> CaptionLengths:
+    """Return which lengths an image's captions can have in training, without drawing samples."""
+    if not recipe.has_caption_lengths:
+        return CaptionLengths(*[recipe.token_chunks] * 3)
+    captions = recipe.captions
+    usual = plain_sample(image, recipe).tokens
+    if captions.wildcards or len(image.captions) > 1:
+        whole = without_randomness(captions).replaced(wildcards=False)
+        stream = generator(recipe.seed, "validation", sample=image.id)  # draws nothing: nothing is left to chance
+        composed = (
+            compose_caption((caption,), image.trigger, image.class_words, whole, stream) for caption in image.captions
+        )
+        lengths = [padded_tokens(_longest_options(text) if captions.wildcards else text, recipe) for text in composed]
+    else:
+        lengths = [usual]
+    shortens = captions.dropout or captions.tag_dropout or captions.wildcards
+    return CaptionLengths(CHUNK if shortens else min(lengths, default=usual), usual, max(lengths, default=usual))
+
+
+def usual_shape(image: ImageRecord, recipe: RecipeConfig) -> Shape:
+    """Return the shape of an image with its whole caption, without drawing a sample."""
+    return *image.bucket, caption_lengths(image, recipe).usual
+
+
+def _longest_options(text: str) -> str:
+    """Return the text with every {a|b|c} replaced by its longest option, which is about the one of most tokens."""
+    while found := _WILDCARD.search(text):
+        text = text[: found.start()] + max(found[1].split("|"), key=len) + text[found.end() :]
+    return text
+
+
 def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
     """Return one sample of an image, as a pure function of (seed, epoch, image, repeat)."""
     stream = partial(generator, recipe.seed, epoch=epoch, sample=image.id, repeat=repeat)
@@ -295,14 +337,14 @@ def _shape(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) ->
 
 
 def batched_shapes(
-    images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int, tokens: Callable[[ImageRecord], int]
+    images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int, shape: Callable[[ImageRecord], Shape]
 ) -> list[list[Shape]]:
-    """Return the shapes in each effective batch of an epoch, without drawing any sample.
+    """Return the shapes in each effective batch of an epoch, from the ``shape`` of each image.
 
-    ``tokens`` returns what an image's captions are padded to. If that varies from epoch to epoch, the shapes are only
-    about those of `epoch_batches`.
+    No sample is drawn: if captions change their lengths from epoch to epoch, batches are only about those of
+    `epoch_batches`.
     """
-    shapes = [(*image.bucket, tokens(image)) for image, _ in epoch_samples(images, epoch)]
+    shapes = [shape(image) for image, _ in epoch_samples(images, epoch)]
     return _batched(shapes, lambda shape: shape, recipe, epoch)
 
 

@@ -22,6 +22,7 @@ REMARKS: Mapping[str, tuple[str, ...]] = {
     "dataset.assumed": ("images", "prompts"),  # a plan without a job
     "smaller.phase": ("phase", "bytes"),  # no plan needs much less, because this phase needs so much in each
     "smaller.none": (),
+    "captions.lengths": ("lengths",),  # how many captions of an epoch are padded to how many tokens
     "cache.shards": ("epochs", "limit", "encoded", "rounds", "offloaded"),
     "cache.parts": ("limit", "encoded", "rounds", "offloaded"),  # an epoch is split into several shards
     "estimate.cpu": ("error",),  # the share by which the seconds may be off
@@ -37,7 +38,10 @@ class Remark:
 
     code: str
     values: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Bytes, counts and names as plain data; the value `encoded` is a list of "images", "captions" or both."""
+    """Bytes, counts and names as plain data.
+
+    The value `encoded` is a list of "images", "captions" or both, `lengths` one of [tokens, captions].
+    """
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown code or values that do not match it."""

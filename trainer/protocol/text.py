@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _MOST_SECONDS = 90
@@ -107,3 +108,12 @@ def _escaped(letter: str) -> str:
     if code < 0x100:
         return _NAMED.get(letter) or f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def caption_lengths_text(counts: Sequence[tuple[int, int]]) -> str:
+    """Format (tokens, captions) pairs: "42 of 50 up to 75 tokens, 8 up to 150 tokens"."""
+    (tokens, first), *others = counts
+    total = sum(count for _, count in counts)
+    return ", ".join(
+        (f"{first:,} of {total:,} up to {tokens} tokens", *(f"{count:,} up to {more} tokens" for more, count in others))
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PySide6.QtCore import QCoreApplication, QLocale, QObject
@@ -68,6 +68,7 @@ REMARKS: Mapping[str, str] = {
         "Forecast", "No plan at this precision needs much less memory: “{phase}” takes {bytes} in each plan."
     ),
     "smaller.none": QT_TRANSLATE_NOOP("Forecast", "No plan needs much less memory than this one."),
+    "captions.lengths": QT_TRANSLATE_NOOP("Forecast", "Captions are padded to the length that each needs: {lengths}."),
     "cache.shards": QT_TRANSLATE_NOOP(
         "Forecast",
         "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}.",
@@ -100,6 +101,8 @@ _ENCODED: Mapping[tuple[str, ...], str] = {
 }
 _OFFLOADED = QT_TRANSLATE_NOOP("Forecast", "with the model offloaded")
 _BESIDE = QT_TRANSLATE_NOOP("Forecast", "with the model still loaded")
+_FIRST_LENGTH = QT_TRANSLATE_NOOP("Forecast", "{count} of {total} up to {tokens} tokens")
+_FURTHER_LENGTH = QT_TRANSLATE_NOOP("Forecast", "{count} up to {tokens} tokens")
 FAMILIES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
 """Display names of the families; not translated."""
 _VELOCITY = QT_TRANSLATE_NOOP("Bases", "predicts velocity (v)")
@@ -285,7 +288,20 @@ def _value(name: str, value: Any) -> str:
             return QCoreApplication.translate("Forecast", _ENCODED[tuple(value)])
         case "offloaded":
             return QCoreApplication.translate("Forecast", _OFFLOADED if value else _BESIDE)
+        case "lengths":
+            return _caption_lengths(value)
     raise ValueError(f"no words for the value {name!r} of a remark")
+
+
+def _caption_lengths(found: Sequence[tuple[int, int]]) -> str:
+    total = sum(count for _, count in found)
+    pieces = (
+        QCoreApplication.translate("Forecast", _FURTHER_LENGTH if place else _FIRST_LENGTH).format(
+            tokens=tokens, count=QLocale().toString(count), total=QLocale().toString(total)
+        )
+        for place, (tokens, count) in enumerate(found)
+    )
+    return ", ".join(pieces)
 
 
 def base_precision(chosen: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from trainer.dataset.sampling import (
     plain_sample,
     samples_per_epoch,
     steps_per_epoch,
+    usual_shape,
 )
 
 BUCKETS = ((128, 128), (64, 192), (192, 64))
@@ -300,5 +301,5 @@ def test_lengths_are_part_of_the_shape_of_a_batch() -> None:
 def test_shapes_are_known_without_drawing_samples() -> None:
     plain = LENGTHS.replaced(captions=RecipeConfig().captions)
     pictures = pictures_with_captions(*[10, 100] * 9, 10, 10, 100)
-    shapes = batched_shapes(pictures, plain, 2, lambda picture: plain_sample(picture, plain).tokens)
+    shapes = batched_shapes(pictures, plain, 2, lambda picture: usual_shape(picture, plain))
     assert shapes == [[sample.shape for sample in batch] for batch in epoch_batches(pictures, plain, 2)]

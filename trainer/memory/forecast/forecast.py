@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import cycle, islice
 from typing import Literal, NamedTuple, TypeVar
 
+from trainer.dataset.sampling import Shape
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.allocator.replay import (
     Failure,
@@ -32,7 +33,7 @@ from trainer.memory.forecast.schedule import (
     PhaseTraces,
     RunSchedule,
     Seconds,
-    bounding_buckets,
+    bounding_shapes,
     parts,
     repeats,
 )
@@ -383,7 +384,7 @@ def forecast_of(
         budget=device_state.budget,
         fits=failed_in is None,
         seconds=sum(phase.seconds for phase in phases),
-        step_seconds={f"{w}x{h}": value + retrying for (w, h), value in schedule.step_seconds(seconds).items()},
+        step_seconds=_by_name({shape: each + retrying for shape, each in schedule.step_seconds(seconds).items()}),
         exact=workload.fit.quantize != "int8_products",  # the run decides at its start which layers use int8 products
         time_factor=factor,
         flops=float(steps * _step_flops(schedule)),
@@ -473,13 +474,19 @@ def _host_bytes(workload: Workload, phase: ForecastPhase, replayed: Replayed) ->
     return host_bytes(phase, workload, [each.trace for each in played], played[0].before.values())
 
 
+def _by_name(step_seconds: Mapping[Shape, float]) -> dict[str, float]:
+    """Return the seconds by name, such as "1024x1024", or "1024x1024, 150 tokens" if captions differ in length."""
+    several = len({tokens for *_, tokens in step_seconds}) > 1
+    return {f"{w}x{h}, {t} tokens" if several else f"{w}x{h}": each for (w, h, t), each in step_seconds.items()}
+
+
 def _steps(schedule: RunSchedule) -> int:
     return schedule.workload.recipe.steps or 1
 
 
 def _step_flops(schedule: RunSchedule) -> int:
     """Return the FLOPs of one optimizer step in the largest shape."""
-    steps = schedule.step_summaries(bounding_buckets(schedule.workload)[0])
+    steps = schedule.step_summaries(bounding_shapes(schedule.workload)[0])
     once, more = (
         sum(work.flops * work.count for work in trace.work) for trace in (steps.micro_first, steps.micro_more)
     )

@@ -40,7 +40,8 @@ def host_bytes(
             return _staged(traces, workload.fit.vae_dtype) + IMAGE_BYTES + _images_waiting(workload)
         case "cache_texts":
             widths = (int(config["hidden_size"]) for config in workload.text_configs)
-            waiting = RESULTS_WAITING * text_batch_size(workload.fit) * text_bytes(workload.recipe.token_chunks, widths)
+            tokens = workload.of_part("cache_texts").recipe.token_chunks
+            waiting = RESULTS_WAITING * text_batch_size(workload.fit) * text_bytes(tokens, widths)
             return _staged(traces, workload.fit.dtype) + waiting
         case "preview":
             # An offloaded UNet is what is allocated again after all prompts are drawn.
@@ -79,7 +80,8 @@ def _prefetched(workload: Workload) -> int:
     images = fit.micro_batch or 1
     latents = images * latent_bytes((width, height), masked=False) // 2
     widths = (int(config["hidden_size"]) for config in workload.text_configs)
-    text = 0 if workload.trained_texts else images * text_bytes(workload.recipe.token_chunks, widths)
+    tokens = max(shape[2] for shape in workload.shapes)
+    text = 0 if workload.trained_texts else images * text_bytes(tokens, widths)
     # Latents, noise, perturbed noise or masks, and texts; those built in advance and the one in use.
     return (max_prefetched(fit.prefetch_batches, images) + 1) * (3 * _rounded(latents) + _rounded(text))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainer.memory.forecast.peaks import moment_name
-from trainer.memory.forecast.schedule import RunSchedule, bounding_buckets, parts
+from trainer.memory.forecast.schedule import RunSchedule, bounding_shapes, parts
 from trainer.memory.trace.memory_trace import MemoryTrace, running_bytes, summary_of, total_in_sequence, unet_block
 from trainer.protocol.plan import KnownPeak, PeakReason
 
@@ -46,7 +46,7 @@ def known_peaks(schedule: RunSchedule) -> tuple[KnownPeak, ...]:
 
     Training is looked at once its memory has settled, in the shape with the most pixels. Missing traces are recorded.
     """
-    steps = schedule.steps(bounding_buckets(schedule.workload)[0])
+    steps = schedule.steps(bounding_shapes(schedule.workload)[0])
     lasting = _net([steps.weights, steps.micro_first, steps.optimizer_first])
     gradients = _net([steps.micro_first])
     several = parts(schedule.workload) > 1

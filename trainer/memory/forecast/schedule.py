@@ -17,7 +17,7 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.cache_keys import CacheKeys, text_batch_size
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import batched_shapes, measured_samples, steps_per_epoch
+from trainer.dataset.sampling import Shape, batched_shapes, measured_samples, steps_per_epoch, usual_shape
 from trainer.memory.device.roofline import loading_seconds
 from trainer.memory.forecast.cache_shards import NO_LATER_SHARDS, LaterShards, first_shard, later_shards
 from trainer.memory.forecast.host_memory import streamed_bytes
@@ -27,9 +27,8 @@ from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Totals, Trac
 from trainer.memory.trace.workload import SourceFacts, TracePart, TraceRequest, Workload, learns_texts, sizes_of_parts
 from trainer.protocol.forecast import AT_START, BETWEEN_STEPS, DeviceSpeed, ForecastPhase
 
-Size = tuple[int, int]
-Part = tuple[Size, int]
-"""Images of one shape in a batch: (width, height) in pixels, and the number of images."""
+Part = tuple[Shape, int]
+"""Images of one shape in a batch: width and height in pixels, tokens of the captions; and the number of images."""
 BatchComposition = tuple[Part, ...]
 """Contents of an effective batch: its shapes in the order in which they are trained on, with numbers of images."""
 
@@ -37,9 +36,6 @@ BatchComposition = tuple[Part, ...]
 MOST_EPOCHS = 8
 DRIVER_BYTES = 64 << 10
 """Bytes that the driver uses for each operation in a CUDA graph, according to PyTorch's authors; not measured."""
-# The shape with the most pixels sets the peak; how shapes follow each other decides how memory gets fragmented. Further
-# shapes would cost traces and change little.
-MOST_BUCKETS = 2
 GRAPH_RULES = 2
 """Version of the rules for replaying runs with CUDA graphs; increase it when the same traces give another result."""
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
@@ -53,16 +49,18 @@ def batch_compositions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> t
     The batches come from the run's own sampling, so mixed and short batches occur as often as in training.
     """
     an_epoch, steps = steps_per_epoch(images, recipe), recipe.steps or 1
+    # Drawing the captions of every epoch of a large dataset would take seconds.
+    usual = {id(image): usual_shape(image, recipe) for image in images if image.kind != "validation"}
     found: Counter[BatchComposition] = Counter()
     for epoch in range(min(MOST_EPOCHS, -(-steps // an_epoch)) if an_epoch else 0):
-        for shapes in batched_shapes(images, recipe, epoch, lambda _: recipe.token_chunks)[: steps - epoch * an_epoch]:
-            found[tuple(Counter(shape[:2] for shape in shapes).items())] += 1
+        for shapes in batched_shapes(images, recipe, epoch, lambda image: usual[id(image)])[: steps - epoch * an_epoch]:
+            found[tuple(Counter(shapes).items())] += 1
     return tuple(found.items())
 
 
 def split(batch: Iterable[Part], most: int) -> list[Part]:
     """Split an effective batch into micro-batches of one shape and at most ``most`` images each."""
-    return [(size, part) for size, count in batch for part in sizes_of_parts(count, most)]
+    return [(shape, part) for shape, count in batch for part in sizes_of_parts(count, most)]
 
 
 def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
@@ -168,6 +166,8 @@ class PhaseCounts:
     batches: tuple[tuple[BatchComposition, int], ...] = ()
     """Batch compositions, each with its number of batches. If empty, every batch is assumed to be full and of one
     shape, and each shape to occur in proportion to its number of images."""
+    padded: tuple[tuple[BatchComposition, int], ...] = ()
+    """Batch compositions as they would be with all captions padded to the limit, if captions differ in length."""
     later: LaterShards = NO_LATER_SHARDS
     """Cache shards that are encoded between epochs."""
 
@@ -196,6 +196,9 @@ def phase_counts(
         validations=1 + -(-steps // (report.validation.every or steps)),
         previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
         batches=batch_compositions(images, job.recipe),
+        padded=batch_compositions(images, job.recipe.replaced(caption_padding="limit"))
+        if job.recipe.has_caption_lengths
+        else (),
         later=later,
     )
 
@@ -208,18 +211,25 @@ class PhaseTraces:
     traces: tuple[MemoryTrace, ...]
 
 
-def bounding_buckets(workload: Workload) -> tuple[Size, ...]:
-    """Return the shapes that determine the peak: the ones with the most and the fewest pixels."""
-    sizes = [bucket.size for bucket in workload.buckets]
-    return tuple(dict.fromkeys((sizes[0], sizes[-1])))
+def bounding_shapes(workload: Workload) -> tuple[Shape, ...]:
+    """Return the shapes that determine the peak: the largest and the smallest.
+
+    How shapes follow each other decides how memory gets fragmented; further ones would cost traces and change little.
+    With captions of several lengths, the largest are those that no other exceeds in both pixels and tokens.
+    """
+    largest: list[Shape] = []
+    for shape in workload.shapes:  # most pixels first
+        if not largest or shape[2] > largest[-1][2]:
+            largest.append(shape)
+    return tuple(dict.fromkeys((*largest, workload.shapes[-1])))
 
 
-def transitions(buckets: Sequence[Size]) -> list[Size]:
-    """Return a cyclic order of buckets in which every bucket follows every bucket, itself included."""
+def transitions(buckets: Sequence[Shape]) -> list[Shape]:
+    """Return a cyclic order of shapes in which every shape follows every shape, itself included."""
     order = [buckets[0]]
     waiting = {(first, second) for first in buckets for second in buckets}
     while waiting:  # an Eulerian circuit of the complete graph with loops
-        # Pairs that have not occurred yet; the bucket itself first and the starting one last, so that the cycle closes.
+        # Pairs that have not occurred yet; the shape itself first and the starting one last, so that the cycle closes.
         here = order[-1]
         ahead = [bucket for bucket in (here, *reversed(buckets)) if (here, bucket) in waiting]
         waiting.discard((here, ahead[0]))
@@ -271,11 +281,11 @@ class RunSchedule:
         self.results = ResultStore.for_traces(traces.store)
         self._traces = traces
 
-    def steps(self, bucket: Size) -> Steps[MemoryTrace]:
+    def steps(self, bucket: Shape) -> Steps[MemoryTrace]:
         """Return the traces of training on micro-batches of one shape."""
         return self._traces.steps(self.workload, bucket, self.workload.fit.micro_batch or 1)
 
-    def step_summaries(self, bucket: Size) -> Steps[TraceSummary]:
+    def step_summaries(self, bucket: Shape) -> Steps[TraceSummary]:
         """Return the summaries of the traces that ``steps`` returns."""
         return self._traces.step_summaries(self.workload, bucket, self.workload.fit.micro_batch or 1)
 
@@ -321,9 +331,9 @@ class RunSchedule:
     def key(self, *more: object) -> str:
         """Return the SHA-256 (hex) of everything that a run replays and of ``more`` values that affect its result."""
         workload, size = self.workload, self.workload.fit.micro_batch or 1
-        others = [_as_traced(workload, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
-        steps = [workload.key("micro", bucket, size) for bucket in bounding_buckets(workload)]
-        steps.append(workload.key("optimizer"))
+        others = [TraceRequest(_as_traced(workload, part), part).key for part in (*_BEFORE, *BETWEEN_STEPS)]
+        steps = [TraceRequest(workload, "micro", (shape, size)).key for shape in bounding_shapes(workload)]
+        steps.append(TraceRequest(workload, "optimizer").key)
         # Changing these lists invalidates all stored results, the shipped ones included.
         content: list[object] = [others, steps, parts(workload) > 1, more]
         if self._records:  # only then, because keys without graphs must not change
@@ -332,7 +342,7 @@ class RunSchedule:
 
     def first_step(self) -> tuple[MemoryTrace, ...]:
         """Return the traces of the first optimizer step, which allocates optimizer state, in the largest shape."""
-        return tuple(optimizer_step(self.workload, self.steps(bounding_buckets(self.workload)[0]), first=True))
+        return tuple(optimizer_step(self.workload, self.steps(bounding_shapes(self.workload)[0]), first=True))
 
     def round(self) -> tuple[MemoryTrace, ...]:
         """Return the traces of later optimizer steps in which every bounding shape follows every other.
@@ -341,14 +351,14 @@ class RunSchedule:
         micro-batch. It has several micro-batches, and the master weights' gradients stay allocated between them. That
         needs more memory only if the adapter is larger than the memory that the missing images would take.
         """
-        order = transitions(bounding_buckets(self.workload))
-        return tuple(trace for bucket in order for trace in optimizer_step(self.workload, self.steps(bucket)))
+        order = transitions(bounding_shapes(self.workload))
+        return tuple(trace for shape in order for trace in optimizer_step(self.workload, self.steps(shape)))
 
     def graphs(self) -> GraphSchedule | None:
         """Return the traces that CUDA graphs add to a run; None for a job without graphs."""
         if not self._records:
             return None
-        recorded = [self.steps(bucket) for bucket in bounding_buckets(self.workload)]
+        recorded = [self.steps(shape) for shape in bounding_shapes(self.workload)]
         # A shape that occurs late is first computed without a graph, next to all captured ones; it may be any shape.
         uncaptured = self.round() if self._graph_shapes() > 1 else ()
         return graph_schedule(recorded, uncaptured, min(self._graph_shapes(), MAX_CUDA_GRAPHS))
@@ -360,31 +370,34 @@ class RunSchedule:
     def _graph_shapes(self) -> int:
         """Return the number of distinct micro-batches, which differ in shape or number of images."""
         most = self.workload.fit.micro_batch or 1
-        shapes = {part for batch in self._batch_counts() for part in split(batch, most)}
-        return len(shapes) or len(self.workload.buckets)
+        parts = {part for batch in self._batch_counts() for part in split(batch, most)}
+        # Captions that are shortened at random bring shapes that the batches were not counted with.
+        others = set(self.workload.shapes) - {shape for shape, _ in parts} if self.workload.lengths else ()
+        return len(parts) + len(others) if parts else len(self.workload.buckets)
 
-    def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
+    def step_seconds(self, seconds: Seconds) -> dict[Shape, float]:
         """Return the seconds of a full optimizer step by shape."""
-        of_shape = self._by_pixels(lambda size: step_seconds(self.workload, self.step_summaries(size), seconds))
-        return {bucket.size: of_shape(bucket.size) for bucket in self.workload.buckets}
+        of_shape = self._interpolated(lambda shape: step_seconds(self.workload, self.step_summaries(shape), seconds))
+        return {shape: of_shape(shape) for shape in self.workload.shapes}
 
     def mean_step_seconds(self, seconds: Seconds) -> float:
         """Return the mean seconds of an optimizer step, with mixed and short batches weighted by their frequency."""
         if not (batch_counts := self._batch_counts()):
             full = self.step_seconds(seconds)
-            shown = {bucket.size: bucket.images for bucket in self.workload.buckets}
+            images = (bucket.images for bucket in self.workload.buckets)
+            shown = dict(zip(self.workload.shapes, images, strict=True))
             weights = shown if any(shown.values()) else dict.fromkeys(full, 1)
-            return sum(full[size] * weight for size, weight in weights.items()) / sum(weights.values())
+            return sum(full[shape] * weight for shape, weight in weights.items()) / sum(weights.values())
         most = self.workload.fit.micro_batch or 1
 
         @cache  # the same few parts occur in many batch compositions
         def of_part(part: Part, place: Literal["micro_first", "micro_more"]) -> float:
-            size, count = part
-            return self._by_pixels(
-                lambda size: seconds(scaled_work(getattr(self.step_summaries(size), place).work, count / most))
-            )(size)
+            shape, count = part
+            return self._interpolated(
+                lambda known: seconds(scaled_work(getattr(self.step_summaries(known), place).work, count / most))
+            )(shape)
 
-        total = seconds(self.step_summaries(bounding_buckets(self.workload)[0]).optimizer.work) * sum(
+        total = seconds(self.step_summaries(bounding_shapes(self.workload)[0]).optimizer.work) * sum(
             batch_counts.values()
         )
         for batch, times in batch_counts.items():
@@ -397,22 +410,32 @@ class RunSchedule:
 
         They do not match if the planner has changed the workload's shapes or batch without counting again.
         """
-        shapes = {bucket.size for bucket in self.workload.buckets}
+        shapes = set(self.workload.shapes)
         same = all(
-            shapes.issuperset(size for size, _ in batch)
+            shapes.issuperset(shape for shape, _ in batch)
             and sum(count for _, count in batch) <= self.workload.recipe.effective_batch
             for batch, _ in self.counts.batches
         )
         return dict(self.counts.batches) if same else {}
 
-    def _by_pixels(self, seconds: Callable[[Size], float]) -> Callable[[Size], float]:
-        """Return ``seconds`` as a function that interpolates linearly in pixels between the bounding shapes."""
-        bounds = bounding_buckets(self.workload)
-        large, small = bounds[0], bounds[-1]
-        known = {size: seconds(size) for size in bounds}
-        # Other shapes have no traces: one for each bucket would take seconds each.
-        slope = (known[large] - known[small]) / ((_pixels(large) - _pixels(small)) or 1)
-        return lambda size: known.get(size, known[large] - slope * (_pixels(large) - _pixels(size)))
+    def _interpolated(self, seconds: Callable[[Shape], float]) -> Callable[[Shape], float]:
+        """Return ``seconds`` as a function that interpolates linearly in pixels between the largest and smallest shape.
+
+        Captions of other lengths change the seconds by the factor by which they change those of the largest images.
+        """
+        (*size, _), small = self.workload.shapes[0], self.workload.shapes[-1]
+        # Other shapes have no traces: one for each shape would take seconds each.
+        by_tokens = {shape[2]: seconds((size[0], size[1], shape[2])) for shape in self.workload.shapes}
+        large, least = by_tokens[small[2]], seconds(small)
+        pixels = size[0] * size[1]
+        slope = (large - least) / ((pixels - _pixels(small)) or 1)
+
+        def of_shape(shape: Shape) -> float:
+            if shape == small:
+                return least
+            return by_tokens[shape[2]] / large * (large - slope * (pixels - _pixels(shape)))
+
+        return of_shape
 
     def traces(self, part: TracePart) -> tuple[MemoryTrace, ...]:
         """Return the traces of a phase other than training."""
@@ -445,8 +468,8 @@ class RunSchedule:
         return loading_seconds(size + streamed_bytes(traces), self.rate)
 
 
-def _pixels(size: Size) -> int:
-    return size[0] * size[1]
+def _pixels(shape: Shape) -> int:
+    return shape[0] * shape[1]
 
 
 def _as_traced(workload: Workload, part: TracePart) -> Workload:

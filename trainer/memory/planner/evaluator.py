@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from trainer.config.fit import FitConfig
-from trainer.memory.forecast.schedule import Seconds, bounding_buckets, step_seconds, training_totals
+from trainer.memory.forecast.schedule import Seconds, bounding_shapes, step_seconds, training_totals
 from trainer.memory.planner.search_space import Checkpointing, Placement, placement_of, within
 from trainer.memory.trace.library import Steps, TraceLibrary
 from trainer.memory.trace.memory_trace import (
@@ -170,7 +170,7 @@ class Evaluator:
         """
         self.workload = workload
         self.traces = traces
-        self.bucket = bounding_buckets(workload)[0]
+        self.bucket = bounding_shapes(workload)[0]
         self._until = until
         self.left_out = False
         """Whether a candidate was skipped because time ran out."""

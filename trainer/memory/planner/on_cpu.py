@@ -71,7 +71,7 @@ def plan_on_cpu(job: Job, workload: Workload, counts: PhaseCounts, traces: Trace
 
 
 def _traced(job: Job, workload: Workload, counts: PhaseCounts, traces: TraceLibrary) -> PlanResult:
-    steps = traces.step_summaries(workload, workload.buckets[0].size, workload.fit.micro_batch or 1)
+    steps = traces.step_summaries(workload, workload.shapes[0], workload.fit.micro_batch or 1)
     rate = _rate(job, steps.micro_first.work)
     device_state = state_of_cpu(rate)
     forecast = forecast_on_cpu(RunSchedule(workload, traces, counts, rate), device_state)

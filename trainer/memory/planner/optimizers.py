@@ -16,7 +16,7 @@ from trainer.config.optimizer import AdafactorConfig, OptimizerConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
-from trainer.memory.forecast.schedule import bounding_buckets, step_seconds, training_totals
+from trainer.memory.forecast.schedule import bounding_shapes, step_seconds, training_totals
 from trainer.memory.trace.library import Steps, TraceLibrary
 from trainer.memory.trace.memory_trace import BLOCK, MemoryTrace, Storage, Totals, TraceSummary, Work
 from trainer.memory.trace.workload import TraceRequest, Workload
@@ -87,7 +87,7 @@ def optimizer_rows(workload: Workload, device_state: DeviceState, traces: TraceL
     def seconds(work: Iterable[Work]) -> float:
         return roofline.seconds(work, device_state.rate)
 
-    bucket, images = bounding_buckets(workload)[0], workload.fit.micro_batch or 1
+    bucket, images = bounding_shapes(workload)[0], workload.fit.micro_batch or 1
     own = traces.step_summaries(workload, bucket, images)
     weights = master_weights(traces.steps(workload, bucket, images).weights, workload)
     gradients = own.micro_first.totals.net

@@ -12,7 +12,7 @@ from trainer.config.fit import FallbackStep, FitConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of
-from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_buckets
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_shapes
 from trainer.memory.planner.evaluator import Evaluator, best
 from trainer.memory.planner.search_space import (
     Checkpointing,
@@ -227,7 +227,7 @@ class _Planning:
 
         They include two ways of storing the base, because the search needs both if the GPU is too small for the first.
         """
-        base, bucket = self.workload.fit, bounding_buckets(self.workload)[0]
+        base, bucket = self.workload.fit, bounding_shapes(self.workload)[0]
         plain = base.replaced(micro_batch=1, gradient_checkpointing="none")
         saving = base.replaced(
             micro_batch=self.written.micro_batch or 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainer.memory.trace.workload import Workload, lengths_of
 from trainer.protocol.plan import MemoryAdvice, Remark
 
 if TYPE_CHECKING:
@@ -30,9 +31,16 @@ def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True)
         yield Remark("smaller.phase", {"phase": planned.floor.phase, "bytes": planned.floor.reserved})
     elif planned.smallest:
         yield Remark("smaller.none")
+    yield from _of_caption_lengths(request.workload)
     if planned.pick is not None:
         yield from _of_later_shards(request.counts.later, planned.pick.forecast)
         yield from estimate_of(planned.pick.forecast)
+
+
+def _of_caption_lengths(workload: Workload) -> Iterator[Remark]:
+    """Yield a remark on how long captions are; nothing if all are padded to the same length anyway."""
+    if workload.lengths is not None and (counts := lengths_of(workload)):
+        yield Remark("captions.lengths", {"lengths": [*map(list, counts.items())]})
 
 
 def _of_later_shards(later: LaterShards, forecast: Forecast) -> Iterator[Remark]:

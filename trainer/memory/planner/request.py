@@ -130,7 +130,10 @@ def _cache_bytes(workload: Workload, encoded: PhaseCounts) -> int:
     shown = sum(bucket.images for bucket in workload.buckets) or 1
     latents = sum(latent_bytes(bucket.size, masked=False) * bucket.images for bucket in workload.buckets) / shown
     widths = () if workload.trained_texts else (int(config["hidden_size"]) for config in workload.text_configs)
-    return int(encoded.images * latents) + encoded.texts * text_bytes(workload.recipe.token_chunks, widths)
+    tokens = (
+        sum(shape[2] * bucket.images for shape, bucket in zip(workload.shapes, workload.buckets, strict=True)) / shown
+    )
+    return int(encoded.images * latents) + encoded.texts * text_bytes(int(tokens), widths)
 
 
 @dataclass(frozen=True)

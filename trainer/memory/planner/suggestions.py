@@ -10,10 +10,17 @@ from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
-from trainer.memory.forecast.schedule import bounding_buckets, step_seconds, training_totals
+from trainer.memory.forecast.schedule import (
+    PhaseCounts,
+    RunSchedule,
+    bounding_shapes,
+    step_seconds,
+    training_totals,
+)
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
 from trainer.memory.trace.workload import BucketUse, Workload
+from trainer.protocol.records import json_keys
 
 LOWEST_RANK = 4
 SMALLEST_SIDE = 256
@@ -86,12 +93,13 @@ def _sides(recipe: RecipeConfig) -> Iterator[int]:
 def _scaled(workload: Workload, share: float) -> tuple[BucketUse, ...]:
     """Return the buckets with sides scaled by `share`, an approximation of how images would be sorted into buckets."""
     step = workload.recipe.images.bucket_step
-    uses: dict[tuple[int, int], int] = {}
+    uses: dict[tuple[int, int, int | None], int] = {}
     for bucket in workload.buckets:
         width, height = (max(step, int(side * share) // step * step) for side in bucket.size)
-        uses[width, height] = uses.get((width, height), 0) + bucket.images
-    largest_first = sorted(uses, key=lambda size: (-size[0] * size[1], size))
-    return tuple(BucketUse(*size, uses[size]) for size in largest_first)
+        shape = width, height, bucket.tokens
+        uses[shape] = uses.get(shape, 0) + bucket.images
+    largest_first = sorted(uses, key=lambda shape: (-shape[0] * shape[1], shape[:2], -(shape[2] or 0)))
+    return tuple(BucketUse(*shape[:2], uses[shape], shape[2]) for shape in largest_first)
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,41 @@ class Suggestion:
     """Bytes saved at the peak of training."""
     slower: float
     """Factor by which the time per step changes; below 1 is faster."""
+
+
+@json_keys("tokens", "saved", "step_seconds", "padded_step_seconds")
+@dataclass(frozen=True)
+class PaddingSaved:
+    """What padding each caption to its own length saves, compared with padding all to the limit."""
+
+    tokens: int
+    """The limit."""
+    saved: int
+    """Bytes saved at the peak of training."""
+    step_seconds: float
+    """Seconds of a mean optimizer step."""
+    padded_step_seconds: float
+    """Seconds of a mean optimizer step with all captions padded to the limit."""
+
+
+def padding_saved(
+    workload: Workload, counts: PhaseCounts, device_state: DeviceState, traces: TraceLibrary
+) -> PaddingSaved | None:
+    """Return what padding each caption to its own length saves; None if all have one length anyway.
+
+    Missing traces are recorded.
+    """
+    if workload.lengths is None:
+        return None
+    own = RunSchedule(workload, traces, counts, device_state.rate)
+    limit = RunSchedule(workload.padded(), traces, replace(counts, batches=counts.padded), device_state.rate)
+    peaks, seconds = [], []
+    for schedule in (own, limit):
+        shapes = bounding_shapes(schedule.workload)
+        totals = (training_totals(schedule.workload, schedule.step_summaries(shape)) for shape in shapes)
+        peaks.append(max(each.peak for each in totals))
+        seconds.append(schedule.mean_step_seconds(lambda work: roofline.seconds(work, device_state.rate)))
+    return PaddingSaved(workload.recipe.token_chunks, peaks[1] - peaks[0], seconds[0], seconds[1])
 
 
 def suggestions(
@@ -151,5 +194,5 @@ def training_figures(workload: Workload, device_state: DeviceState, traces: Trac
     def seconds(work: Iterable[Work]) -> float:
         return roofline.seconds(work, device_state.rate)
 
-    steps = traces.step_summaries(workload, bounding_buckets(workload)[0], workload.fit.micro_batch or 1)
+    steps = traces.step_summaries(workload, bounding_shapes(workload)[0], workload.fit.micro_batch or 1)
     return training_totals(workload, steps).peak, step_seconds(workload, steps, seconds)

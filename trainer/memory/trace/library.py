@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from trainer.base.imports import quick_imports
+from trainer.dataset.sampling import Shape
 from trainer.host import usable_cores
 from trainer.memory.trace.derive import IMAGE_COUNTS, DerivationRule, rules
 from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary, summary_of
@@ -104,12 +105,12 @@ class TraceLibrary:
         """Return the traces of a request; they are recorded if they are missing."""
         return self._ensure_traces(request)
 
-    def steps(self, workload: Workload, bucket: Size, images: int) -> Steps[MemoryTrace]:
-        """Return the traces of training on micro-batches of ``images`` images of size ``bucket``."""
+    def steps(self, workload: Workload, bucket: Size | Shape, images: int) -> Steps[MemoryTrace]:
+        """Return the traces of training on micro-batches of ``images`` images of size or shape ``bucket``."""
         micro = self._ensure_traces(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase(workload, "optimizer"))
 
-    def step_summaries(self, workload: Workload, bucket: Size, images: int) -> Steps[TraceSummary]:
+    def step_summaries(self, workload: Workload, bucket: Size | Shape, images: int) -> Steps[TraceSummary]:
         """Return the summaries of the traces that ``steps`` returns."""
         micro = self._ensure_summaries(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase_summaries(workload, "optimizer"))
@@ -122,7 +123,7 @@ class TraceLibrary:
         """Return the summaries of the traces that ``phase`` returns."""
         return self._ensure_summaries(TraceRequest(workload, part))
 
-    def has_steps(self, workload: Workload, bucket: Size, images: int) -> bool:
+    def has_steps(self, workload: Workload, bucket: Size | Shape, images: int) -> bool:
         """Return whether these micro-batches and the optimizer step are available without tracing."""
         return self.has(TraceRequest(workload, "micro", (bucket, images))) and self.has_phase(workload, "optimizer")
 

@@ -19,9 +19,10 @@ from trainer.config.optimizer import averages_weights
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.cache_keys import text_batch_size
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import epoch_samples
+from trainer.dataset.sampling import Shape, caption_lengths, epoch_samples, measured_samples, padded_tokens
 from trainer.files.architecture import Config
 from trainer.files.assets import PARTS, bundled_configs
+from trainer.files.tokens import CHUNK
 
 TracePart = Literal[
     "micro", "optimizer", "load", "quantise", "cache_pictures", "cache_texts", "validate", "preview", "checkpoint",
@@ -74,17 +75,31 @@ _FACTS: dict[TracePart, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class BucketUse:
-    """Image shape (width, height) to train in, with the number of images that have it."""
+    """Shape of images (width, height) and captions to train in, with the number of images that have it."""
 
     width: int
     height: int
     images: int
     """Number of images in this shape in the first epoch, repeats included; 0 if it occurs only in later epochs."""
+    tokens: int | None = None
+    """Tokens that captions are padded to, if a job's captions differ in that."""
 
     @property
     def size(self) -> tuple[int, int]:
         """Return width and height in pixels."""
         return self.width, self.height
+
+
+@dataclass(frozen=True)
+class TextLengths:
+    """Tokens of the longest texts outside of training, if a job's captions are padded to different lengths."""
+
+    encoded: int
+    """Longest of all texts."""
+    validated: int
+    """Longest caption in validation."""
+    previewed: int
+    """Longest preview prompt."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,8 @@ class Workload:
     """Shapes to validate in; if empty, ``buckets`` are used."""
     validation_timesteps: int = 5
     """Number of timesteps at which the loss of each image is measured."""
+    lengths: TextLengths | None = None
+    """Lengths of texts outside of training; None: all are padded to the recipe's limit."""
 
     @property
     def trained_texts(self) -> bool:
@@ -126,6 +143,37 @@ class Workload:
         """Return whether all parts of the LoRA have the same rank."""
         recipe = self.recipe
         return {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Return the shapes to train in (width, height, tokens), the largest first."""
+        return tuple((*bucket.size, bucket.tokens or self.recipe.token_chunks) for bucket in self.buckets)
+
+    def padded(self) -> Workload:
+        """Return the workload with all captions padded to the recipe's limit."""
+        images: Counter[tuple[int, int]] = Counter()
+        for bucket in self.buckets:
+            images[bucket.size] += bucket.images
+        return replace(self, buckets=tuple(BucketUse(*size, count) for size, count in images.items()), lengths=None)
+
+    def at_tokens(self, tokens: int) -> Workload:
+        """Return the workload with all texts padded to ``tokens``."""
+        if tokens == self.recipe.token_chunks:
+            return self
+        return replace(self, recipe=self.recipe.replaced(token_chunks=tokens))
+
+    def of_part(self, part: TracePart) -> Workload:
+        """Return the workload with the texts that a part uses; the optimizer's memory depends on none."""
+        if part == "optimizer":
+            return self.at_tokens(CHUNK)
+        if self.lengths is None:
+            return self
+        of_part: dict[TracePart, int] = {
+            "cache_texts": self.lengths.encoded,
+            "validate": self.lengths.validated,
+            "preview": self.lengths.previewed,
+        }
+        return self.at_tokens(of_part[part]) if part in of_part else self
 
     def at_rank(self, rank: int) -> Workload:
         """Return the workload with all parts of the LoRA at ``rank``."""
@@ -147,7 +195,7 @@ class Workload:
         recipe, fit = self.recipe, self.fit
         objective = recipe.objective
         texts = [_plain(config) for config in self.text_configs]
-        # Of the texts only whether there is a negative one: all are padded to the same number of tokens.
+        # Of the texts only whether there is a negative one, and in "text_form" the length of the longest.
         prompts = [(p.width, p.height, p.sampler, p.steps, p.guidance, bool(p.negative)) for p in self.previews]
         return {
             "unet": (self.family, _plain(self.unet_config)),
@@ -185,9 +233,9 @@ class Workload:
             "vae_dtype": (fit.vae_dtype, "tiled") if fit.vae_encode_tiling else fit.vae_dtype,
             "decoding": (fit.vae_tiling, fit.preview_offload),
             "previews": (prompts, self.zero_terminal_snr, self.prediction),
-            "buckets": sorted(bucket.size for bucket in self.buckets),
+            "buckets": sorted({bucket.size for bucket in self.buckets}),
             "micro_batch": fit.micro_batch,
-            "validation": (sorted(bucket.size for bucket in self.validation_buckets), self.validation_timesteps),
+            "validation": (sorted({bucket.size for bucket in self.validation_buckets}), self.validation_timesteps),
         }
 
     def _adapter_facts(self) -> object:
@@ -198,6 +246,14 @@ class Workload:
             [(encoder.rank, encoder.learning_rate > 0) for encoder in encoders],
             [share > 0 for share in (recipe.dropout, recipe.rank_dropout, recipe.module_dropout)],
         )
+
+
+def lengths_of(workload: Workload) -> dict[int, int]:
+    """Return the number of samples in the first epoch by the tokens that their captions are padded to."""
+    counts: Counter[int] = Counter()
+    for (_, _, tokens), bucket in zip(workload.shapes, workload.buckets, strict=True):
+        counts[tokens] += bucket.images
+    return {tokens: count for tokens, count in sorted(counts.items()) if count}
 
 
 def learns_texts(recipe: RecipeConfig) -> bool:
@@ -225,9 +281,7 @@ class SourceFacts(Protocol):
 
 def workload_of_job(job: Job, source: SourceFacts, images: Sequence[ImageRecord]) -> Workload:
     """Return the workload of a job with a resolved recipe, from its base and images."""
-    shown = Counter(image.bucket for image, _ in epoch_samples(images, 0))
-    # Shapes that occur only in later epochs count as well: one of them may need the most memory.
-    shown.update({image.bucket: 0 for image in images if image.kind != "validation"})
+    shown, lengths = _shown_shapes(job, images)
     held_out = Counter(image.bucket for image in images if image.kind == "validation")
     side = job.recipe.resolution
     prompts = job.report.previews.prompts
@@ -238,7 +292,7 @@ def workload_of_job(job: Job, source: SourceFacts, images: Sequence[ImageRecord]
         text_configs=source.text_configs,
         recipe=job.recipe,
         fit=complete_fit(job.fit),
-        buckets=_uses(shown),
+        buckets=shown,
         prediction=source.prediction,
         zero_terminal_snr=source.zero_terminal_snr,
         masks=any(image.mask != "none" and image.kind != "validation" for image in images),
@@ -246,6 +300,33 @@ def workload_of_job(job: Job, source: SourceFacts, images: Sequence[ImageRecord]
         validation=bool(held_out),
         validation_buckets=_uses(held_out),
         validation_timesteps=len(job.report.validation.timesteps),
+        lengths=lengths,
+    )
+
+
+def _shown_shapes(job: Job, images: Sequence[ImageRecord]) -> tuple[tuple[BucketUse, ...], TextLengths | None]:
+    """Return the shapes to train in, and the lengths of other texts if captions differ in length.
+
+    Shapes that occur only in later epochs count as well: one of them may need the most memory.
+    """
+    recipe = job.recipe
+    trained = [image for image in images if image.kind != "validation"]
+    if not recipe.has_caption_lengths:
+        shown = Counter(image.bucket for image, _ in epoch_samples(images, 0))
+        shown.update({image.bucket: 0 for image in trained})
+        return _uses(shown), None
+    of_image = {id(image): caption_lengths(image, recipe) for image in trained}
+    shapes = Counter((*image.bucket, of_image[id(image)].usual) for image, _ in epoch_samples(images, 0))
+    for image in trained:
+        found = of_image[id(image)]
+        shapes.update({(*image.bucket, tokens): 0 for tokens in (found.shortest, found.usual, found.longest)})
+    largest_first = sorted(shapes, key=lambda shape: (-shape[0] * shape[1], shape[:2], -shape[2]))
+    validated = max((sample.tokens for sample in measured_samples(images, recipe)), default=CHUNK)
+    prompts = [text for prompt in job.report.previews.prompts for text in (prompt.prompt, prompt.negative)]
+    previewed = max((padded_tokens(text, recipe) for text in prompts), default=CHUNK)
+    encoded = max(validated, previewed, *(found.longest for found in of_image.values()), CHUNK)
+    return tuple(BucketUse(*shape[:2], shapes[shape], shape[2]) for shape in largest_first), TextLengths(
+        encoded, validated, previewed
     )
 
 
@@ -308,11 +389,24 @@ def library_versions() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Request for the traces of one part of a workload; ``more`` is as in ``Workload.key``."""
+    """Request for the traces of one part of a workload; ``more`` is as in ``Workload.key``.
+
+    A micro-batch may be requested by shape (width, height, tokens): it is then that of a workload whose captions are
+    all padded to these tokens, so that jobs with other lengths and limits share its traces.
+    """
 
     workload: Workload
     part: TracePart
     more: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Leave out what the part does not depend on."""
+        workload, more = self.workload.of_part(self.part), self.more
+        if self.part == "micro" and len(more[0]) > 2:
+            (*size, tokens), images = more
+            workload, more = workload.at_tokens(tokens), (tuple(size), images)
+        object.__setattr__(self, "workload", workload)
+        object.__setattr__(self, "more", more)
 
     @property
     def key(self) -> str:

@@ -21,7 +21,7 @@ from torch.nn.attention import sdpa_kernel
 
 from trainer.config.job import Job
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import epoch_samples
+from trainer.dataset.sampling import epoch_samples, usual_shape
 from trainer.errors import JobError
 from trainer.files.architecture import Config
 from trainer.training.device.device import (
@@ -168,13 +168,13 @@ def autotune_attention(
     """
     if written not in (None, "auto") or job.fit.deterministic:
         return None
-    buckets = Counter(image.bucket for image, _ in epoch_samples(images, 0))
+    trained = Counter(usual_shape(image, job.recipe) for image, _ in epoch_samples(images, 0))
     batch = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
-    frequent = buckets.most_common(MOST_BUCKETS)
+    frequent = trained.most_common(MOST_BUCKETS)
     total = sum(uses for _, uses in frequent)
     weights: dict[Shape, float] = defaultdict(float)
-    for size, uses in frequent:
-        for shape, count in attention_shapes(unet, size, batch, job.recipe.token_chunks + 2).items():
+    for (width, height, tokens), uses in frequent:
+        for shape, count in attention_shapes(unet, (width, height), batch, tokens + 2).items():
             weights[shape] += count * uses / total
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
     with numeric_settings(job):

@@ -31,7 +31,7 @@ from trainer.config.fit import ALL_LAYERS, MIN_INT8_ROWS, Int8LayerConfig
 from trainer.config.job import Job, trains_text_encoder
 from trainer.dataset.cache_keys import LATENT_SCALE
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import epoch_samples
+from trainer.dataset.sampling import epoch_samples, usual_shape
 from trainer.training.acceleration.attention_autotune import Clock, reason, retry_once_on_oom, stopwatch
 from trainer.training.device.device import DTYPES, numeric_settings
 from trainer.training.device.offload import empty_cache
@@ -112,13 +112,12 @@ def autotune_int8(
         return None
     if job.fit.int8_products is not None:
         return ProductChoice(job.fit.int8_products, ("int8 GEMMs are used for the layers in fit.int8_products.",))
-    # Only the most frequent bucket is timed: all buckets have about the same number of tokens.
-    buckets = Counter(image.bucket for image, _ in epoch_samples(images, 0))
-    (size, _), *_ = buckets.most_common(1)
+    # Only the most frequent shape is timed: images have about the same number of pixels in all buckets.
+    shapes = Counter(usual_shape(image, job.recipe) for image, _ in epoch_samples(images, 0))
+    ((*sides, tokens), _), *_ = shapes.most_common(1)
+    size = sides[0], sides[1]
     batch = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
-    layers = linear_calls(
-        source.empty_unet(), size, batch, job.recipe.token_chunks + 2, live_text=trains_text_encoder(job)
-    )
+    layers = linear_calls(source.empty_unet(), size, batch, tokens + 2, live_text=trains_text_encoder(job))
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
     with numeric_settings(job):
         if job.fit.deterministic:

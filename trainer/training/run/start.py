@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from trainer.config.resolve import Machine, identity, resolve_job, resolve_lengt
 from trainer.config.write import dump_job
 from trainer.dataset.dataset import Dataset, read_dataset, read_listing, write_listing
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import samples_per_epoch
+from trainer.dataset.sampling import epoch_samples, samples_per_epoch, usual_shape
 from trainer.errors import (
     EXIT_DONE,
     EXIT_RESUMABLE,
@@ -32,6 +33,7 @@ from trainer.protocol import events, files, locks
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.run_directory import RunDirectory
+from trainer.protocol.text import caption_lengths_text
 from trainer.training.acceleration.attention_autotune import autotune_attention
 from trainer.training.acceleration.channels_last import autotune_layout
 from trainer.training.acceleration.int8_autotune import autotune_int8
@@ -170,6 +172,10 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
         )
     showings = samples_per_epoch(dataset.images)
     reporter.notice("length", f"Length: {resolve_length(job.recipe, showings)}.")
+    if recipe.has_caption_lengths:
+        lengths = Counter(usual_shape(image, recipe)[2] for image, _ in epoch_samples(dataset.images, 0))
+        counts = caption_lengths_text(sorted(lengths.items()))
+        reporter.notice("captions", f"Captions are padded to the length that each needs: {counts}.")
     for key, reason in settings_without_effect(job, source.family):
         reporter.notice("no_effect", f"{key} has no effect: {reason}.")
     for key, reason in doubtful(job, zero_terminal_snr=source.zero_terminal_snr):

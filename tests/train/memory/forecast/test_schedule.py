@@ -4,28 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.cpu_steps import tiny_workload
 from tests.support.images import make_picture, recipe_of
 from tests.support.plans import device_state_with
+from trainer.cli import plan_text
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import epoch_batches, micro_batches
+from trainer.dataset.sampling import Shape, epoch_batches, micro_batches
 from trainer.memory.allocator.allocator import MIB, Allocator
 from trainer.memory.allocator.replay import SurvivingStorage, replay
+from trainer.memory.device import roofline
 from trainer.memory.forecast.forecast import GROUPS_TO_TRAINING, RunSimulator
 from trainer.memory.forecast.results import most_reserved
-from trainer.memory.forecast.schedule import DRIVER_BYTES, PhaseCounts, RunSchedule, batch_compositions, split
+from trainer.memory.forecast.schedule import (
+    DRIVER_BYTES,
+    PhaseCounts,
+    RunSchedule,
+    batch_compositions,
+    bounding_shapes,
+    optimizer_step,
+    split,
+    training_totals,
+    transitions,
+)
+from trainer.memory.planner.suggestions import padding_saved
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, Work
+from trainer.memory.trace.meta_models import job_of
 from trainer.memory.trace.store import TraceStore
-from trainer.memory.trace.workload import BucketUse, Workload
+from trainer.memory.trace.workload import BucketUse, TraceRequest, Workload, workload_of_job
 from trainer.protocol.forecast import DeviceSpeed
 
 SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))
 COUNTS = (5, 2, 1, 1)
 SITUATION = device_state_with(400 * MIB)
+FACTS = ("family", "unet_config", "vae_config", "text_configs", "prediction", "zero_terminal_snr")
 RATE = DeviceSpeed("none", (), 1.0, 0.0, 0.0)
 
 
@@ -48,11 +64,11 @@ def course_of(traces: TraceLibrary, micro_batch: int) -> RunSchedule:
     return RunSchedule(replace(subject, buckets=uses), traces, PhaseCounts(batches=batches), RATE)
 
 
-def real_parts(subject: Workload) -> list[list[tuple[tuple[int, int], int]]]:
+def real_parts(subject: Workload) -> list[list[tuple[Shape, int]]]:
     """The micro-batches of every step of the run, as it deals them."""
     steps = [batch for epoch in range(3) for batch in epoch_batches(pictures(), subject.recipe, epoch)]
     most = subject.fit.micro_batch or 1
-    return [[(part[0].image.bucket, len(part)) for part in micro_batches(step, most)] for step in steps[:9]]
+    return [[(part[0].shape, len(part)) for part in micro_batches(step, most)] for step in steps[:9]]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
@@ -62,7 +78,7 @@ def test_makeups_are_the_batches_that_a_run_deals(most: int) -> None:
         tuple(split(makeup, most)) for makeup, times in batch_compositions(pictures(), recipe) for _ in range(times)
     ]
     dealt = [batch for epoch in range(3) for batch in epoch_batches(pictures(), recipe, epoch)][:8]
-    real = [tuple((p[0].image.bucket, len(p)) for p in micro_batches(batch, most)) for batch in dealt]
+    real = [tuple((p[0].shape, len(p)) for p in micro_batches(batch, most)) for batch in dealt]
     assert sorted(found) == sorted(real)
     assert any(len({size for size, _ in step}) > 1 for step in real)
     assert batch_compositions([], recipe) == ()
@@ -94,15 +110,122 @@ def test_a_mean_step_does_what_the_runs_steps_do(traces: TraceLibrary, most: int
 def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: TraceLibrary) -> None:
     course = course_of(traces, 4)
     full = course.step_seconds(operations)
-    shown = dict(zip(SIZES, COUNTS, strict=True))
+    shown = dict(zip(course.workload.shapes, COUNTS, strict=True))
     by_shape = sum(full[size] * count for size, count in shown.items()) / sum(COUNTS)
     smaller = replace(course.workload, recipe=course.workload.recipe.replaced(effective_batch=3))
     fewer = replace(course.workload, buckets=course.workload.buckets[:2])
     assert RunSchedule(smaller, traces, course.counts, RATE).mean_step_seconds(operations) < by_shape * 1.01
     assert RunSchedule(fewer, traces, course.counts, RATE).mean_step_seconds(operations) == pytest.approx(
-        full[SIZES[0]]
+        full[*SIZES[0], 75]
     )
     assert course.mean_step_seconds(operations) > 1.2 * by_shape
+
+
+# Captions of several lengths.
+
+LENGTHS = {"effective_batch": 4, "steps": 9, "seed": 1, "token_chunks": 225, "caption_padding": "caption"}
+
+
+def pictures_with_captions() -> list[ImageRecord]:
+    words = (10, 100, 10, 100, 10, 100, 10, 10, 200)
+    return [replace(one, captions=("cat " * count,)) for one, count in zip(pictures(), words, strict=True)]
+
+
+def course_with_lengths(traces: TraceLibrary, most: int, **recipe: object) -> RunSchedule:
+    subject = tiny_workload("sd15", LENGTHS | recipe, {"micro_batch": most}, SIZES)
+    job = job_of(subject)
+    source = SimpleNamespace(**{key: getattr(subject, key) for key in FACTS})
+    workload = workload_of_job(job, source, pictures_with_captions())  # type: ignore[arg-type]
+    counts = PhaseCounts(batches=batch_compositions(pictures_with_captions(), job.recipe))
+    return RunSchedule(replace(workload, fit=subject.fit), traces, counts, RATE)
+
+
+def test_lengths_of_captions_are_part_of_the_shapes(traces: TraceLibrary) -> None:
+    course = course_with_lengths(traces, 2)
+    uses = {shape: bucket.images for shape, bucket in zip(course.workload.shapes, course.workload.buckets, strict=True)}
+    assert uses == {
+        (64, 96, 150): 1, (64, 96, 75): 1,
+        (96, 64, 150): 2, (96, 64, 75): 3,
+        (64, 64, 75): 1, (32, 64, 225): 1,
+    }  # fmt: skip
+    assert bounding_shapes(course.workload) == ((64, 96, 150), (32, 64, 225))
+    lengths = course.workload.lengths
+    assert lengths is not None and (lengths.encoded, lengths.previewed) == (225, 75)
+    dropped = course_with_lengths(traces, 2, captions={"dropout": 0.1})
+    others = set(dropped.workload.shapes) - set(uses)
+    assert others == {(32, 64, 75)}, "a dropped caption"
+    assert len(split([part for batch, _ in course.counts.batches for part in batch], 2)) > len(uses)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_mean_step_counts_short_captions_as_short(traces: TraceLibrary, most: int) -> None:
+    course = course_with_lengths(traces, most)
+    real = 0.0
+    batches = [
+        batch for epoch in range(3) for batch in epoch_batches(pictures_with_captions(), course.workload.recipe, epoch)
+    ]
+    for batch in batches[:9]:
+        (first, *further) = ((part[0].shape, len(part)) for part in micro_batches(batch, most))
+        known = traces.steps(course.workload, *first)
+        real += flops(known.micro_first.work) + flops(known.optimizer.work)
+        real += sum(flops(traces.steps(course.workload, *part).micro_more.work) for part in further)
+    assert course.mean_step_seconds(flops) == pytest.approx(real / 9, rel=0.06)
+    padded = course_with_lengths(traces, most, caption_padding="limit")
+    assert course.mean_step_seconds(flops) < 0.97 * padded.mean_step_seconds(flops)
+
+
+def test_the_peak_of_captions_of_several_lengths_is_that_of_all_shapes(traces: TraceLibrary) -> None:
+    """Against a replay of every shape after every other, and below the peak of padding to the limit."""
+    course = course_with_lengths(traces, 2)
+    padded = course_with_lengths(traces, 2, caption_padding="limit")
+
+    def allocated(schedule: RunSchedule) -> int:
+        outcome = RunSimulator(SITUATION).unlimited_result(schedule, brief=True)
+        return next(one for one in outcome if one.phase == "train").allocated
+
+    every = course_with_lengths(traces, 2)
+    order = transitions(every.workload.shapes)
+    tapes = [trace for shape in order for trace in optimizer_step(every.workload, every.steps(shape))]
+    names: dict[str, SurvivingStorage] = {}
+    allocator = Allocator()
+    before = [trace for phase in every.before_training() for trace in phase.traces]
+    replay([*before, *every.first_step()], allocator, names, SITUATION.workspace_bytes)
+    replayed = replay(tapes, allocator, names, SITUATION.workspace_bytes)
+    assert allocated(course) == replayed.allocated(replayed.peak_allocated())
+    assert allocated(course) < allocated(padded)
+
+
+def test_a_plan_says_what_padding_each_caption_to_its_own_length_saves(traces: TraceLibrary) -> None:
+    course, padded = (course_with_lengths(traces, 2, caption_padding=padding) for padding in ("caption", "limit"))
+    counts = replace(course.counts, padded=padded.counts.batches)
+    saved = padding_saved(course.workload, counts, SITUATION, traces)
+    assert saved is not None and saved.tokens == 225
+    assert padding_saved(padded.workload, padded.counts, SITUATION, traces) is None
+
+    def seconds(schedule: RunSchedule) -> float:
+        return schedule.mean_step_seconds(lambda work: roofline.seconds(work, SITUATION.rate))
+
+    assert (saved.step_seconds, saved.padded_step_seconds) == (seconds(course), seconds(padded))
+    largest = (
+        training_totals(one.workload, one.step_summaries(one.workload.shapes[0])).peak for one in (padded, course)
+    )
+    assert saved.saved == next(largest) - next(largest) > 0
+    (line,) = [" ".join(plan_text.padding(replace(saved, saved=24 << 20, step_seconds=0.98, padded_step_seconds=1.0)))]
+    assert "24.0 MiB less at the peak of training and 2.0% less time per step" in line
+
+
+def test_jobs_share_the_traces_of_equal_lengths(traces: TraceLibrary) -> None:
+    """So a job with a higher limit takes the shipped traces of short captions, and of all that reads no caption."""
+    course, short = course_with_lengths(traces, 2), course_of(traces, 2)
+    of_short = TraceRequest(short.workload, "micro", ((96, 64), 2)).key
+    assert (
+        TraceRequest(course.workload, "micro", ((96, 64, 75), 2)).key
+        == of_short
+        == short.workload.key("micro", (96, 64), 2)
+    )
+    assert TraceRequest(course.workload, "micro", ((96, 64, 150), 2)).key != of_short
+    for part in ("optimizer", "load"):
+        assert TraceRequest(course.workload, part).key == TraceRequest(short.workload, part).key  # type: ignore[arg-type]
 
 
 # Steps that are recorded as CUDA graphs.

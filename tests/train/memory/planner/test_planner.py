@@ -16,7 +16,7 @@ from tests.support.plans import device_state_with, small_workload
 from trainer.base import streaming
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.forecast import RunSimulator, Simulation, forecast, forecast_of, simulate_run
-from trainer.memory.forecast.schedule import RunSchedule, bounding_buckets, transitions
+from trainer.memory.forecast.schedule import RunSchedule, bounding_shapes, transitions
 from trainer.memory.planner.planner import PlanResult, plan
 from trainer.memory.planner.search_space import nested_sets
 from trainer.memory.planner.suggestions import changed, reduced_recipes
@@ -476,7 +476,7 @@ def test_shapes_follow_on_each_other_in_every_order(traces: TraceLibrary) -> Non
     subject = replace(
         small_workload(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(192, 256, 0), BucketUse(128, 128, 1))
     )
-    assert bounding_buckets(subject) == ((256, 256), (128, 128))
+    assert bounding_shapes(subject) == ((256, 256, 75), (128, 128, 75))
     found = forecast(subject, device_state_with(AMPLE), traces, OCCASIONS)
     large, middle, small = (found.step_seconds[size] for size in ("256x256", "192x256", "128x128"))
     assert large > middle > small
