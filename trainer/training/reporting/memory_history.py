@@ -58,15 +58,16 @@ class MemoryHistory:
     def save(self, name: MemorySnapshot) -> None:
         """Write a snapshot to the run's folder; report its file, or why it could not be written."""
         file = self._run.memory_snapshot(name)
-        snapshot = without_paths(with_categories(torch.cuda.memory._snapshot()))
         try:
+            snapshot = without_paths(with_categories(torch.cuda.memory._snapshot()))
             with files.staged(file, durable=False) as temporary, temporary.open("wb") as stream:
                 pickle.dump(snapshot, stream, protocol=PICKLE_PROTOCOL)
-            written = size(file.stat().st_size)
-        except OSError as error:  # a full disk must not end the run
+            sentence = f"Wrote the memory snapshot {file.name} ({size(file.stat().st_size)}). Open it at {_VIEWER}."
+        except OSError as error:  # neither a full disk nor full memory must end the run or hide its own error
             sentence = f"Could not write the memory snapshot {file.name}: {reason_of(error)}."
-        else:
-            sentence = f"Wrote the memory snapshot {file.name} ({written}). Open it at {_VIEWER}."
+        except (MemoryError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0] or "there is not enough main memory"
+            sentence = f"Could not write the memory snapshot {file.name}: {reason}."
         self._reporter.notice("memory.snapshot", sentence)
 
     def close(self) -> None:

@@ -12,7 +12,13 @@ import torch
 import trainer
 from trainer.protocol import events
 from trainer.protocol.run_directory import RunDirectory
-from trainer.training.reporting.memory_history import relative_file, start_history, with_categories, without_paths
+from trainer.training.reporting.memory_history import (
+    MemoryHistory,
+    relative_file,
+    start_history,
+    with_categories,
+    without_paths,
+)
 from trainer.training.reporting.reporter import Reporter
 
 LIBRARY = Path(sysconfig.get_path("purelib"))
@@ -87,4 +93,31 @@ def test_a_run_on_the_cpu_says_that_there_is_nothing_to_record(tmp_path: Path) -
     assert isinstance(notice, events.Notice)
     assert "no memory snapshot" in notice.sentence
     assert "CPU" in notice.sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "taken", "reason"),
+    [
+        ("gone", snapshot(alloc(1)), "No such file or directory"),
+        (".", MemoryError(), "there is not enough main memory"),
+        (".", RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors"), "unspecified launch failure"),
+    ],
+)
+def test_a_snapshot_that_cannot_be_saved_is_reported_and_does_not_end_the_run(
+    folder: str, taken: object, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take() -> object:
+        if isinstance(taken, Exception):
+            raise taken
+        return taken
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", take)
+    told: list[events.Event] = []
+    MemoryHistory(RunDirectory(tmp_path / folder), Reporter(told.append)).save("out-of-memory")
+    (notice,) = told
+    assert isinstance(notice, events.Notice)
+    assert notice.sentence.startswith("Could not write the memory snapshot memory-snapshot-out-of-memory.pickle: ")
+    assert reason.lower() in notice.sentence.lower()
     assert list(tmp_path.iterdir()) == []
