@@ -8,6 +8,7 @@ therefore also has the phase as each event's category, which the viewer uses as 
 from __future__ import annotations
 
 import pickle
+import sys
 import sysconfig
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,5 +150,6 @@ def _package_folders() -> tuple[str, ...]:
     """Return the folders of Python's library, installed packages and this program, each ending in "/"; inner first."""
     paths = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
     paths += [Path(package).parent for package in trainer.__path__]
+    paths += [Path(folder) for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]  # of the user
     plain = {path.absolute().as_posix() + "/" for path in paths}
     return tuple(sorted(plain, key=len, reverse=True))

@@ -61,12 +61,14 @@ def test_a_snapshot_within_phases_still_has_the_category_that_the_viewer_needs()
     assert [event["category"] for event in found["device_traces"][0]] == ["unknown", "load"]
 
 
-def test_stacks_name_no_folder_of_this_computer() -> None:
+def test_stacks_name_no_folder_of_this_computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
     shared = frame(LIBRARY / "torch" / "nn" / "functional.py")
     frames = (shared, frame(PROGRAM / "training" / "step.py", 7), frame(Path.home() / "plans" / "secret.py"))
+    frames += (frame(tmp_path / "site-packages" / "peft" / "layer.py"),)
     segment = {"frames": [frame("/opt/x/other.py")], "blocks": [{"frames": [shared]}]}
     found = without_paths({**snapshot(alloc(1, *frames), alloc(2, *frames)), "segments": [segment]})
-    names = ["torch/nn/functional.py", "trainer/training/step.py", "secret.py"]
+    names = ["torch/nn/functional.py", "trainer/training/step.py", "secret.py", "peft/layer.py"]
     first, second = found["device_traces"][0]
     assert [each["filename"] for each in first["frames"]] == names
     assert second["frames"] is first["frames"]  # pickled once
