@@ -7,8 +7,10 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
 
+from app.core.planning.forecaster import ForecastRequest
 from app.qt.actions.commands import Commands
 from app.qt.train.forecast.panel import ForecastPanel
+from app.qt.train.sweep import SweepDialog
 from app.qt.window import Window
 from tests.support.drafts import opened
 from tests.support.forecasts import known_job
@@ -45,3 +47,13 @@ def forecast(window: Window) -> QWidget:
 @screen("forecast-stale")
 def forecast_stale(window: Window) -> QWidget:
     return panel_of(window, "6GB", wrong=True)
+
+
+@screen("sweep")
+def sweep(window: Window) -> QWidget:
+    job = Path(_folder.name) / "sweep"
+    path = job / "job.toml" if job.exists() else known_job(job, "sd15")
+    known = ("fit.quantize=none", "fit.gradient_checkpointing=none")  # only their traces ship
+    dialog = SweepDialog(window.session, ForecastRequest(path, "8GB", known), window)
+    wait(QApplication.instance(), lambda: dialog.sweeper.state in ("done", "failed"), 120_000)
+    return dialog

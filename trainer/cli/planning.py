@@ -4,8 +4,9 @@ Serving does not require torch. Requests follow trainer/protocol/processes.py:
 
     {"id": 1, "job": "path/job.toml", "set": ["recipe.rank=8"], "gpu": "8GB"}
     {"id": 2, "family": "sdxl", "recipe": "style", "gpu": "here"}
+    {"id": 3, "job": "path/job.toml", "gpu": "8GB", "sweep": true}
 
-``set`` and ``gpu`` are optional. Answers:
+``set``, ``gpu`` and ``sweep`` are optional. Answers:
 
     {"id": 1, "state": "reading"}                    new images are being inspected
     {"id": 1, "state": "tracing", "stale": {...}}    memory traces are missing and are being recorded, which takes
@@ -15,6 +16,8 @@ Serving does not require torch. Requests follow trainer/protocol/processes.py:
                                                      fit works: the previous pick, or the one that needs least memory
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it except
                                                      for "known_peaks" and "optimizers"
+    {"id": 3, "state": "done", "sweep": {...}}       the configurations that fill the GPU best, as `plan --sweep --json`
+                                                     prints them
 
 In a plan, "remarks" are codes with values, and "room" says how to free memory, as a code with programs and bytes; see
 trainer/protocol/plan.py. "findings" are also codes with values, which trainer/dataset/findings.py turns into sentences.
@@ -159,7 +162,9 @@ def _fault(request: Request) -> str | None:
     settings = request.get("set", [])
     if not isinstance(settings, list) or not all(isinstance(text, str) for text in settings):
         return '"set" is not a list of strings'
-    if unknown := sorted(request.keys() - {"id", "job", "family", "recipe", "gpu", "set"}):
+    if not isinstance(request.get("sweep", False), bool):
+        return '"sweep" is not true or false'
+    if unknown := sorted(request.keys() - {"id", "job", "family", "recipe", "gpu", "set", "sweep"}):
         return f'"{unknown[0]}" is not a known key'
     return None
 
@@ -199,6 +204,8 @@ class _Planner:
         key = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
         self.traces.set_before_tracing(self._before_tracing(turn, self.plans.get(key)))
         request = _requested(turn)
+        if turn.request.get("sweep"):
+            return {"sweep": to_record(swept(request, self.traces, turn.raise_if_overtaken))}
 
         def send_pick(planned: PlanResult) -> None:
             self._remember(key, planned)
@@ -375,7 +382,7 @@ def swept(request: PlanRequest, traces: TraceLibrary, check: Callable[[], None] 
         sentence = (
             "Could not look for configurations that fill the GPU: no NVIDIA GPU works here, or the job is for the CPU."
         )
-        raise JobError("plan.sweep", sentence, "Name a GPU, such as --gpu 8GB.")
+        raise JobError("plan.sweep", sentence, "Choose another GPU, such as 8GB (on the command line: --gpu 8GB).")
     until = time.monotonic() + ALTERNATIVES_PATIENCE
     return sweep(request.workload, request.written, request.device_state, traces, until=until, check=check)
 

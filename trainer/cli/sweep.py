@@ -38,7 +38,9 @@ def table(found: Sweep) -> Iterator[str]:
     yield from _paragraph(summary(found))
     if found.left_out:
         methods = ", ".join(f"{BASES[bits]}{_with(blocks)}" for bits, blocks in found.left_out)
-        yield from _paragraph(f"Incomplete, because traces are missing: {methods}. Run again to add more.")
+        yield from _paragraph(
+            f"Incomplete by {found.missing:,}, because traces are missing: {methods}. Run again to add more."
+        )
     yield from _paragraph(
         "Memory of training with the whole batch at once. Encoding, validation and previews can be tiled and "
         "offloaded; `plan` forecasts the whole run of one configuration."

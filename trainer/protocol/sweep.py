@@ -34,7 +34,9 @@ class SweepPoint:
     """Whether no other configuration of this resolution is faster without needing more memory."""
 
 
-@json_keys("points", "others", "total", "computed", "dominated", "too_large", "left_out", "budget", "seconds")
+@json_keys(
+    "points", "others", "total", "computed", "missing", "dominated", "too_large", "left_out", "budget", "seconds"
+)
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """Result of a sweep."""
@@ -46,7 +48,9 @@ class Sweep:
     total: int
     """Number of all combinations."""
     computed: int
-    """Number of combinations whose memory was computed; the rest was skipped or is left out."""
+    """Number of combinations whose memory was computed."""
+    missing: int
+    """Number of combinations that could not be computed, because traces are missing."""
     dominated: int
     """Number of computed configurations that fit, but another one is at least as good in every respect."""
     too_large: int
@@ -59,8 +63,8 @@ class Sweep:
 
     @property
     def skipped(self) -> int:
-        """Return the number of combinations that were not computed."""
-        return self.total - self.computed
+        """Return the number of combinations that did not have to be computed."""
+        return self.total - self.computed - self.missing
 
 
 def sweep_from(found: Mapping[str, Any]) -> Sweep:

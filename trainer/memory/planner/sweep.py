@@ -33,7 +33,6 @@ from trainer.memory.planner.optimizers import (
 from trainer.memory.planner.search_space import Checkpointing
 from trainer.memory.trace.interpolate import StepFamily, StepShape, read_family
 from trainer.memory.trace.library import TraceLibrary
-from trainer.memory.trace.memory_trace import Work
 from trainer.memory.trace.workload import Workload, complete_fit
 from trainer.protocol.sweep import Sweep, SweepPoint
 
@@ -88,9 +87,10 @@ def sweep(
         points=tuple(everything[: len(shown)]),
         others=tuple(everything[len(shown) :]),
         total=search.total,
-        computed=search.computed,
+        computed=len(search.computed),
+        missing=search.missing,
         dominated=len(fitting) - len(best),
-        too_large=search.too_large,
+        too_large=len(search.too_large),
         left_out=tuple((method.quantize, _name(method.checkpointing)) for method in search.left_out),
         budget=device_state.budget,
         seconds=time.monotonic() - began,
@@ -107,8 +107,9 @@ class _Sweep:
     traces: TraceLibrary
     until: float
     check: Callable[[], None]
-    computed: int = 0
-    too_large: int = 0
+    computed: set[tuple[object, ...]] = field(default_factory=set)
+    too_large: set[tuple[object, ...]] = field(default_factory=set)
+    missing: int = 0
     left_out: list[_Method] = field(default_factory=list)
     families: dict[_Method, StepFamily] = field(default_factory=dict)
     weights: dict[int, list[MasterWeight]] = field(default_factory=dict)
@@ -158,8 +159,10 @@ class _Sweep:
     def points_of(self, method: _Method) -> Iterator[SweepPoint]:
         """Yield, for each rank, resolution and optimizer, the largest batch that fits."""
         family = self._family(method)
-        if family is None or not all(map(family.has, self.batches)):
+        absent = sum(family is None or not family.has(batch) for batch in self.batches)
+        if absent:
             self.left_out.append(method)
+            self.missing += absent * len(self.optimizers) * len(self.sides) * len(self.ranks)
         if family is None:
             return
         for optimizer in self.optimizers:
@@ -193,7 +196,7 @@ class _Sweep:
             if played.fill <= 1.0:
                 found.append(played)
                 continue
-            self.too_large += 1
+            self.too_large.add(_key(point))
             method, optimizer = self._method_of(point)
             count = self.batches.index(point.batch)
             if smaller := count and self._point(method, optimizer, point.rank, point.resolution, count):
@@ -228,16 +231,12 @@ class _Sweep:
         family, shape = self.families[method], StepShape(self.batches[count - 1], side, rank)
         if not family.has(shape.batch):
             return None
-        self.computed += 1
         weights = self._weights(family, rank)
         placed, step = family.weights_totals(rank), family.step_totals(shape)
         state, temporary = state_bytes(optimizer, weights), temporary_bytes(optimizer, weights)
         steady = placed.net + state + max(step.peak, step.net + temporary)
         allocated = max(placed.peak, steady)
-        if allocated > self.device_state.budget:
-            self.too_large += 1
-            return None
-        return SweepPoint(
+        point = SweepPoint(
             batch=shape.batch,
             resolution=side,
             rank=rank,
@@ -247,16 +246,19 @@ class _Sweep:
             allocated=allocated,
             reserved=None,
             fill=allocated / self.device_state.budget,
-            seconds_per_image=self._seconds([*family.work(shape), estimated_work(optimizer, weights)]) / shape.batch,
+            seconds_per_image=0.0,
         )
+        self.computed.add(_key(point))
+        if point.fill > 1.0:
+            self.too_large.add(_key(point))
+            return None
+        work = [*family.work(shape), estimated_work(optimizer, weights)]
+        return replace(point, seconds_per_image=roofline.seconds(work, self.device_state.rate) / shape.batch)
 
     def _weights(self, family: StepFamily, rank: int) -> list[MasterWeight]:
         if rank not in self.weights:
             self.weights[rank] = master_weights(family.weights_trace(rank), self.workload.at_rank(rank))
         return self.weights[rank]
-
-    def _seconds(self, work: Sequence[Work]) -> float:
-        return roofline.seconds(work, self.device_state.rate)
 
     def _method_of(self, point: SweepPoint) -> tuple[_Method, OptimizerConfig]:
         method = next(

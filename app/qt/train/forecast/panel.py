@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
@@ -22,17 +23,20 @@ from PySide6.QtWidgets import (
 from app.core.jobs.job_file import drop, put
 from app.core.planning.answer import AnsweredPlan, PlanAnswer, preflight
 from app.core.planning.forecaster import GPU_MEMORY_SIZES, HERE, REFERENCE_GPU, Forecaster, ForecastRequest
+from app.core.planning.sweeper import settings_of
 from app.core.session import Session
 from app.core.words import full_message
 from app.qt.actions.commands import Action, Commands
 from app.qt.train import words
 from app.qt.train.forecast.charts import MemoryBar, PeakMark, Timeline
 from app.qt.train.forecast.lists import KindTable, PhaseTable, PlanTable, PreflightList
+from app.qt.train.sweep import SweepDialog
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox
 from trainer.protocol.forecast import SEARCHED_FIT_KEYS
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
+    from trainer.protocol.sweep import SweepPoint
 
 
 _NAMES = 4
@@ -55,6 +59,16 @@ ACTIONS = (
         "plan_again",
         enabled="has_planned_keys",
         tip=QT_TRANSLATE_NOOP("Action", "Removes the chosen memory settings from the job and plans them again."),
+    ),
+    Action(
+        "forecast.sweep",
+        QT_TRANSLATE_NOOP("Action", "Find settings that fill the GPU…"),
+        "train",
+        "show_sweep",
+        enabled="has_job",
+        tip=QT_TRANSLATE_NOOP(
+            "Action", "Tries batches, resolutions, ranks and ways of saving memory for the chosen GPU."
+        ),
     ),
 )
 
@@ -244,6 +258,14 @@ class ForecastPanel(QWidget):
 
             self._draft.edit(self.tr("Plan memory settings again"), work)
 
+    def show_sweep(self) -> None:
+        """Open the window with the configurations that fill the chosen GPU best."""
+        if self._draft is not None:
+            request = ForecastRequest.of(self._draft, self.chooser.gpu)
+            dialog = SweepDialog(self.session, request, self)
+            dialog.applied.connect(partial(self._take_configuration, self._draft))
+            dialog.show()
+
     # --- Qt's events
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
@@ -328,6 +350,13 @@ class ForecastPanel(QWidget):
 
             self._draft.edit(self.tr("Plan: {title}").format(title=title), work)
             self.message_shown.emit(self.tr("Plan applied to the job. Undo removes it."))
+
+    def _take_configuration(self, draft: Draft, point: SweepPoint) -> None:
+        """Write a configuration's settings into the job that it was found for, if that is still open."""
+        if draft is self._draft:
+            rank = draft.job.recipe.rank if draft.job else None
+            keys = settings_of(point, draft.get("recipe.alpha"), rank)
+            self._take(keys, self.tr("settings that fill the GPU"))
 
     # --- showing
 

@@ -87,7 +87,8 @@ def test_early_stopping_skips_nothing_that_fits(traces: TraceLibrary) -> None:
         # If a simulation has shown that the largest one does not fit after all, the next smaller one is there as well.
         assert max(here, default=0) == max(fitting)
     assert found.total == len(BATCHES) * len(SIDES["sd15"]) * len(RANKS) * 2
-    assert found.computed < found.total / 4 and found.skipped == found.total - found.computed
+    assert found.computed < found.total / 4 and found.missing == 0
+    assert found.skipped == found.total - found.computed
 
 
 def test_memory_and_time_of_a_configuration_are_those_of_its_forecast(traces: TraceLibrary) -> None:
@@ -143,7 +144,8 @@ def test_without_traces_and_time_ways_of_training_are_left_out_by_name(traces: T
     workload = replace(request.workload, recipe=request.workload.recipe.replaced(layers="attention"))
     found = sweep(workload, FitConfig(), request.device_state, traces, until=NOW)
     assert found.left_out == tuple(product(("none", "int8", "nf4"), ("none", "full")))
-    assert (found.points, found.others, found.computed) == ((), (), 0)
+    assert (found.points, found.others, found.computed, found.skipped) == ((), (), 0, 0)
+    assert found.missing == found.total == len(found.left_out) * len(BATCHES) * len(SIDES["sd15"]) * len(RANKS) * 2
 
 
 def test_written_keys_do_not_change_and_a_sweep_survives_json(traces: TraceLibrary) -> None:
