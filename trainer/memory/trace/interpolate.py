@@ -111,9 +111,10 @@ def read_family(workload: Workload, traces: TraceLibrary, until: float) -> StepF
 
 
 def requests(workload: Workload, count: int) -> list[TraceRequest]:
-    """Return the requests for the traces at both ranks and both shapes, in this order."""
+    """Return the requests for the traces at both ranks and both shapes, in this order; captions are the longest ones."""
+    tokens = max(tokens for _, _, tokens in workload.shapes)
     return [
-        TraceRequest(workload.at_rank(rank), "micro", (shape, count))
+        TraceRequest(workload.at_rank(rank), "micro", ((*shape, tokens), count))
         for rank in RANKS
         for shape in SHAPES[workload.family]
     ]
