@@ -111,7 +111,7 @@ def read_family(workload: Workload, traces: TraceLibrary, until: float) -> StepF
 
 
 def requests(workload: Workload, count: int) -> list[TraceRequest]:
-    """Return the requests for the traces at both ranks and both shapes, in this order; captions are the longest ones."""
+    """Return the requests for the traces at both ranks and both shapes, in this order, with the longest captions."""
     tokens = max(tokens for _, _, tokens in workload.shapes)
     return [
         TraceRequest(workload.at_rank(rank), "micro", ((*shape, tokens), count))
