@@ -93,6 +93,7 @@ effective_batch = 5
 max_grad_norm = 0.5
 clip_skip = 2
 token_chunks = 150
+caption_padding = "limit"
 resolution = 512
 seed = 7
 text_encoder = {learning_rate = 1e-5, rank = 4, alpha = 2.0}

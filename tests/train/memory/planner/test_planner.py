@@ -477,6 +477,14 @@ def test_shapes_follow_on_each_other_in_every_order(traces: TraceLibrary) -> Non
         small_workload(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(192, 256, 0), BucketUse(128, 128, 1))
     )
     assert bounding_shapes(subject) == ((256, 256, 75), (128, 128, 75))
+    uses = (
+        BucketUse(256, 256, 5, 75),
+        BucketUse(192, 256, 1, 225),
+        BucketUse(192, 256, 1, 75),
+        BucketUse(128, 128, 1, 150),
+    )
+    largest = ((256, 256, 75), (192, 256, 225), (128, 128, 150))
+    assert bounding_shapes(replace(subject, buckets=uses)) == largest, "no other exceeds them in pixels and tokens"
     found = forecast(subject, device_state_with(AMPLE), traces, OCCASIONS)
     large, middle, small = (found.step_seconds[size] for size in ("256x256", "192x256", "128x128"))
     assert large > middle > small

@@ -121,6 +121,7 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
         (*ONE, "fit.quantize=nf4", "fit.dtype=bf16", "fit.gradient_checkpointing=full"),
     ),
     "text encoders that learn": ("sdxl", (*ONE, "recipe.text_encoder.learning_rate=1e-4")),
+    "captions of several lengths": ("sd15", ("recipe.token_chunks=150", f"recipe.captions.prefix={'long, ' * 33}")),
     "dropouts": ("sd15", (*ONE, "recipe.dropout=0.1", "recipe.rank_dropout=0.1", "recipe.module_dropout=0.1")),
 }
 
