@@ -92,22 +92,24 @@ def read_family(workload: Workload, traces: TraceLibrary, until: float) -> StepF
 
     Time is as in time.monotonic(). Without traces of several numbers of images, only that number can be interpolated.
     """
-    known = [count for count in COUNTS if _is_known(workload, count, traces, until)]
-    if not known:
-        return None
-    found = {count: [traces.read(request) for request in requests(workload, count)] for count in known}
+    _record(workload, traces, until)
     shapes = [width * height for width, height in SHAPES[workload.family]]
-    by_rank = [found[known[0]][0][0], found[known[0]][len(shapes)][0]]
-    steps = {count: _grid([entry[1] for entry in found[count]], (RANKS, shapes)) for count in known}
+    corners: dict[int, list[MemoryTrace]] = {}
+    steps: dict[int, _Grid] = {}
+    weights = None
+    for count in COUNTS:
+        if all(map(traces.has, requests(workload, count))):
+            found = [traces.read(request) for request in requests(workload, count)]
+            corners[count] = [micro for _, micro, _ in found]
+            weights = weights or _grid([found[0][0], found[len(shapes)][0]], (RANKS,))
+            if grid := _grid(corners[count], (RANKS, shapes)):
+                steps[count] = grid
     line = None
-    if len(known) > 1:
-        pair = known[-2:]  # two numbers above one if possible: then every larger one is exact
-        corners = [entry[1] for place in range(len(RANKS) * len(shapes)) for entry in (found[n][place] for n in pair)]
-        line = _grid(corners, (RANKS, shapes, pair))
-    weights = _grid(by_rank, (RANKS,))
-    if weights is None or any(grid is None for grid in steps.values()):
-        return None
-    return StepFamily(weights, {count: grid for count, grid in steps.items() if grid}, line)
+    if len(steps) > 1:
+        pair = list(steps)[-2:]  # two numbers above one if possible: then every larger one is exact
+        line = _grid([micro for alike in zip(*(corners[n] for n in pair), strict=True) for micro in alike],
+                     (RANKS, shapes, pair))  # fmt: skip
+    return StepFamily(weights, steps, line) if weights and steps else None
 
 
 def requests(workload: Workload, count: int) -> list[TraceRequest]:
@@ -120,13 +122,22 @@ def requests(workload: Workload, count: int) -> list[TraceRequest]:
     ]
 
 
-def _is_known(workload: Workload, count: int, traces: TraceLibrary, until: float) -> bool:
-    for request in requests(workload, count):
-        if not traces.has(request):
-            if time.monotonic() > until:
-                return False
-            traces.ensure(request)
-    return True
+def _record(workload: Workload, traces: TraceLibrary, until: float) -> None:
+    """Record missing traces until the time is over, those of one rank after the other: models are built once for each.
+
+    What has been recorded is kept, so that the next sweep continues here.
+    """
+    wanted = sorted((each for count in COUNTS for each in requests(workload, count)), key=_rank_of)
+    missing = [request for request in wanted if not traces.has(request)]
+    traces.set_prefetch(lambda: missing[::-1])  # a second process begins at the other end
+    for request in missing:
+        if time.monotonic() > until:
+            return
+        traces.ensure(request)
+
+
+def _rank_of(request: TraceRequest) -> int:
+    return request.workload.recipe.rank
 
 
 class _Grid:

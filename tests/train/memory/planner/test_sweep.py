@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+from tests.support.plans import small_workload
 from trainer.cli.planning import request_for_preset
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
@@ -17,7 +20,9 @@ from trainer.memory.forecast.forecast import forecast_of
 from trainer.memory.forecast.schedule import RunSchedule, step_seconds, training_totals
 from trainer.memory.planner.request import PlanRequest
 from trainer.memory.planner.sweep import BATCHES, RANKS, SHOWN, SIDES, sweep
-from trainer.memory.trace.interpolate import StepShape, read_family
+from trainer.memory.trace import interpolate
+from trainer.memory.trace.derive import SHAPES
+from trainer.memory.trace.interpolate import COUNTS, StepShape, read_family
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
@@ -67,6 +72,36 @@ def test_an_interpolated_step_equals_the_derived_one(traces: TraceLibrary, shape
     derived = traces.steps(workload_at(shape), (shape.side, shape.side), shape.batch)
     assert placed.storages == derived.weights.storages
     assert micro.storages == derived.micro_first.storages
+
+
+def test_missing_traces_are_recorded_while_there_is_time_and_continued_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # At rank 32 some operations are as large as others of so small a model, and would be counted together.
+    monkeypatch.setattr(interpolate, "RANKS", (12, 20))
+    workload, recorded = small_workload(previews=False), TraceLibrary(TraceStore(tmp_path))
+    assert read_family(workload, recorded, NOW) is None and not recorded.traced
+    recorded.set_before_tracing(_stop_after(recorded, 3))
+    with pytest.raises(Stopped):
+        read_family(workload, recorded, float("inf"))
+    again = TraceLibrary(TraceStore(tmp_path))
+    family = read_family(workload, again, float("inf"))
+    assert family is not None and len(again.traced) == len(COUNTS) * 4 - 3
+    # Three images and rank 15 are between those that were recorded.
+    steps = again.step_summaries(workload.at_rank(15), SHAPES["sd15"][0], 3)
+    assert family.step_totals(StepShape(3, SHAPES["sd15"][0][0], 15)) == steps.micro_first.totals
+
+
+class Stopped(Exception):
+    pass
+
+
+def _stop_after(traces: TraceLibrary, count: int) -> Callable[[], None]:
+    def before_tracing() -> None:
+        if len(traces.traced) == count:
+            raise Stopped
+
+    return before_tracing
 
 
 def test_early_stopping_skips_nothing_that_fits(traces: TraceLibrary) -> None:
