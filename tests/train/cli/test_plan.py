@@ -111,7 +111,7 @@ def test_what_time_was_too_short_for_is_said(
     ("words", "part"),
     [
         (["plan"], "give either a JOB or a --family"),
-        (["plan", "--family", "sd15", "--set", "recipe.rank=4"], "no JOB is given"),
+        (["plan", "--family", "sd15", "--gpu", "8GB", "--set", "recipe.rank=0"], "recipe.rank: must be a whole number"),
         (["plan", "--family", "sd15", "--gpu", "RTX 9999"], 'the GPU "RTX 9999"'),
         (["plan", "--family", "sd15", "--gpu", "7GB"], "Could not plan for a GPU with 7 GB"),
         (["plan", "--family", "sd15", "--gpu", "8GB", "--recipe", "nothing"], "nothing"),
