@@ -24,6 +24,8 @@ _HOLDERS = (
     ("systemd-inhibit", "--what=idle:sleep", "--mode=block", "--who=Impasto", "--why={why}", "cat"),
     ("gnome-session-inhibit", "--inhibit", "suspend", "--app-id", "Impasto", "--reason", "{why}", "cat"),
 )
+UNPINNED_BYTES = 1 << 30
+"""Main memory that is left to other programs when memory is pinned."""
 _KIB = 1024
 # Anonymous pages in memory and swapped out: not files that are mapped, such as weights being read.
 _LINUX_FIELDS = ("RssAnon:", "VmSwap:")
@@ -120,6 +122,21 @@ class MainMemory:
     """Bytes that all programs may commit (main memory plus page files); None if the system has no such limit."""
     commit_free: int | None = None
     """Bytes that may still be committed. On Windows, GPU memory counts against the limit too."""
+
+
+def pinnable_bytes(memory: MainMemory, *, windows: bool = sys.platform == "win32") -> int:
+    """Return how many bytes of main memory may be pinned for the GPU at present.
+
+    Pinned memory is never swapped out, so some is left to other programs. On Windows, it counts as committed and as the
+    GPU's shared memory, which is limited to half of main memory. RLIMIT_MEMLOCK does not apply, because NVIDIA's driver
+    locks pages itself. The driver may refuse earlier, so this is an upper limit.
+    """
+    limits = [memory.available - UNPINNED_BYTES]
+    if memory.commit_free is not None:
+        limits.append(memory.commit_free - UNPINNED_BYTES)
+    if windows:
+        limits.append(memory.total // 2)
+    return max(0, min(limits))
 
 
 class _MemoryStatus(ctypes.Structure):

@@ -285,7 +285,11 @@ cudaError_t cudaFreeHost(void* at) {
     return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* at, std::size_t bytes, unsigned) {
+    static const char* const limit = getenv("EMULATED_GPU_PINNED_MIB");
     std::lock_guard<std::mutex> guard(block_lock);
+    std::size_t registered = bytes;
+    for (auto& [address, block] : blocks()) if (block.kind == REGISTERED) registered += block.bytes;
+    if (limit && registered > std::size_t(atol(limit)) << 20) return failed(cudaErrorMemoryAllocation);
     blocks()[reinterpret_cast<std::uintptr_t>(at)] = Block{bytes, 0, REGISTERED};
     return cudaSuccess;
 }

@@ -27,6 +27,17 @@ def test_a_strict_linux_has_what_is_left_of_its_limit(committed, free):
     assert (memory.commit_limit, memory.commit_free) == (20480000 * KIB, free * KIB)
 
 
+@pytest.mark.parametrize(
+    ("total", "available", "commit_free", "windows", "expected"),
+    [(32, 20, None, False, 19), (32, 20, 6, False, 5), (32, 20, 30, True, 16), (16, 0.5, None, False, 0)],
+)
+def test_pinned_memory_leaves_some_to_others(total, available, commit_free, windows, expected):
+    gib = 1 << 30
+    free = None if commit_free is None else commit_free * gib
+    memory = host.MainMemory(total * gib, int(available * gib), free, free)
+    assert host.pinnable_bytes(memory, windows=windows) == expected * gib
+
+
 def test_what_windows_fills_in_is_read_by_its_places():
     """MEMORYSTATUSEX is 64 bytes: two numbers of four, then seven of eight."""
     assert ctypes.sizeof(host._MemoryStatus) == 64

@@ -11,8 +11,8 @@ PyTorch's first FSDP. Everything that refers to the storage (tensors that autogr
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -22,16 +22,17 @@ from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 
+from trainer.base.stream_order import Pass, exchanged, first_blocks, following, streamed_places
 from trainer.base.weights import Placer
 from trainer.config.fit import StreamAmount
+from trainer.host import main_memory, pinnable_bytes
+from trainer.protocol.text import share
+from trainer.protocol.text import size as text_of_size
 
-_LOG = logging.getLogger(__name__)
-
-AHEAD = 2
-"""Number of blocks that are copied ahead of the one that computes; an SDXL block takes up to 70 MB in bf16."""
 MIN_BYTES = 64 << 10
 """Smaller weights stay on the GPU: norms and biases are half of a base's tensors, but hardly any of its bytes."""
-_PAGE = 4096  # unit in which main memory is pinned
+_PAGE = 4096
+"""Unit in which main memory is pinned, in bytes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +75,7 @@ class _Block:
 class WeightStream:
     """The streamed blocks of a UNet, in the order in which a forward runs them.
 
-    When a block is needed, hooks fetch it together with the `AHEAD` blocks that are needed next, and free all others.
+    When a block is needed, hooks fetch it together with the blocks that are needed next, and free all others.
     Next are the following blocks in a forward, and the preceding ones in backward, where checkpointed blocks run again.
     Between steps, the first blocks stay on the device, because the next forward begins with them.
     """
@@ -87,6 +88,7 @@ class WeightStream:
         """Called after a weight's memory has been allocated; forecasts record it."""
         self.on_freed: Callable[[StreamedWeight], None] = _ignore
         """Called after a weight's memory has been freed."""
+        self._memory = _HostMemory(device)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         for index, block in enumerate(self.blocks):
             block.module.register_forward_pre_hook(partial(self._on_forward, index))
@@ -115,7 +117,7 @@ class WeightStream:
             if not placed:
                 weight = tensor.contiguous().to(self.device, copy=True)
                 module.register_parameter(leaf, nn.Parameter(weight, requires_grad=False))
-            streamed = _move_to_host(cast(nn.Parameter, getattr(module, leaf)))
+            streamed = self._move_to_host(cast(nn.Parameter, getattr(module, leaf)))
             block.weights.append(streamed)
             self.on_freed(streamed)
             return True
@@ -124,15 +126,33 @@ class WeightStream:
 
     def rewind(self) -> None:
         """Keep only the first blocks on the device, for the next forward; call it after every backward."""
-        self._hold(list(range(min(AHEAD, len(self.blocks)))))
+        self._hold(first_blocks(len(self.blocks)))
 
     def close(self) -> None:
         """Free all memory on the device, and unpin main memory; the model becomes unusable."""
         self._hold([])
+        if self._copies is not None:
+            self._copies.synchronize()  # a copy may still read main memory, which is released below
         for weight in self.weights:
             if weight.host is not None:
                 _unpin(weight.host)
                 weight.host = None
+
+    @property
+    def pageable_text(self) -> str:
+        """Return how much of the weights is not pinned, why, and what to do, in two sentences; "" if all are pinned."""
+        return self._memory.pageable_text
+
+    def _move_to_host(self, parameter: nn.Parameter) -> StreamedWeight:
+        """Copy a placed weight to main memory and free its memory on the device."""
+        storage = parameter.untyped_storage()
+        size = storage.nbytes()
+        host = None
+        if storage.device.type != "meta":
+            host = self._memory.allocate(size)
+            host.copy_(_bytes_in(storage))
+        storage.resize_(0)
+        return StreamedWeight(parameter, storage, size, host)
 
     def _on_forward(self, index: int, *_: Any) -> None:
         """Fetch the block that is about to run, in a forward or when backward recomputes it."""
@@ -153,32 +173,21 @@ class WeightStream:
 
     def _need(self, index: int, *, backward: bool) -> None:
         """Make block ``index`` usable by the computing stream, and fetch those that are needed next."""
-        self._hold([index, *self._following(index, backward=backward)])
+        now: Pass = "backward" if backward else "forward" if torch.is_grad_enabled() else "inference"
+        self._hold([index, *following(index, len(self.blocks), now)])
         block = self.blocks[index]
         if block.copied is not None:
             torch.cuda.current_stream(self.device).wait_event(block.copied)
             block.copied = None
 
-    def _following(self, index: int, *, backward: bool) -> list[int]:
-        """Return the blocks needed after ``index``: backward follows a training forward, a forward follows backward."""
-        last = len(self.blocks) - 1
-        if backward:
-            steps = range(index - 1, index - 1 - AHEAD, -1)
-            return [step if step >= 0 else -step - 1 for step in steps if -step - 1 <= last]
-        steps = range(index + 1, index + 1 + AHEAD)
-        if torch.is_grad_enabled():
-            return [step if step <= last else 2 * last - step + 1 for step in steps if 2 * last - step + 1 >= 0]
-        return [step % (last + 1) for step in steps]
-
     def _hold(self, indices: Sequence[int]) -> None:
         """Free all blocks but those at ``indices``, and fetch these in the given order."""
-        wanted = {id(self.blocks[index]) for index in indices}
-        for block in self.blocks:
-            if block.resident and id(block) not in wanted:
-                self._free(block)
-        for index in indices:
-            if not self.blocks[index].resident:
-                self._fetch(self.blocks[index])
+        held = [place for place, block in enumerate(self.blocks) if block.resident]
+        freed, fetched = exchanged(held, indices)
+        for index in freed:
+            self._free(self.blocks[index])
+        for index in fetched:
+            self._fetch(self.blocks[index])
 
     def _fetch(self, block: _Block) -> None:
         """Begin to copy a block to the device.
@@ -228,10 +237,8 @@ def streamed_modules(unet: UNet2DConditionModel, amount: StreamAmount) -> list[n
     """
     middle = [] if unet.mid_block is None else [unet.mid_block]
     every = [module for block in (*unet.down_blocks, *middle, *unet.up_blocks) for module in _parts(block)]
-    count = 0 if amount == "none" else len(every) if amount == "full" else min(amount, len(every))
-    return [
-        module for place, module in enumerate(every) if (place + 1) * count // len(every) > place * count // len(every)
-    ]
+    count = 0 if amount == "none" else len(every) if amount == "full" else amount
+    return [every[place] for place in streamed_places(len(every), count)]
 
 
 def _parts(block: nn.Module) -> Iterator[nn.Module]:
@@ -256,37 +263,72 @@ def _transformers(attention: nn.Module) -> Iterator[nn.Module]:
     return (part for part in attention.modules() if isinstance(part, BasicTransformerBlock))
 
 
-def _move_to_host(parameter: nn.Parameter) -> StreamedWeight:
-    """Copy a placed weight to pinned main memory and free its memory on the device."""
-    storage = parameter.untyped_storage()
-    size = storage.nbytes()
-    host = None
-    if storage.device.type != "meta":
-        host = _pinned(size) if storage.device.type == "cuda" else torch.empty(size, dtype=torch.uint8)
-        host.copy_(_bytes_in(storage))
-    storage.resize_(0)
-    return StreamedWeight(parameter, storage, size, host)
-
-
 def _bytes_in(storage: torch.UntypedStorage) -> Tensor:
     """Return the content of a storage as uint8 (n,), without a copy."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _pinned(size: int) -> Tensor:
-    """Return ``size`` bytes of main memory, pinned if the system allows it.
+class _HostMemory:
+    """Main memory for streamed weights, pinned as far as the system allows.
 
-    PyTorch's own allocator rounds pinned memory up to powers of two, which would take a quarter more memory for SDXL.
     Without pinning, copies are slower and do not overlap with computation.
     """
-    rounded = -(-size // _PAGE) * _PAGE
-    whole = torch.empty(rounded + _PAGE, dtype=torch.uint8)
-    start = -whole.data_ptr() % _PAGE
-    pages = whole[start : start + rounded]  # whole pages, so that no page is pinned twice
-    failed = int(torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), pages.numel(), 0))  # type: ignore[no-untyped-call]
-    if failed:
-        _LOG.debug("Could not pin %d bytes of main memory: CUDA error %d", size, failed)
-    return pages[:size]
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned = self._pageable = 0
+        self._refusal = ""
+        memory = main_memory() if device.type == "cuda" else None
+        self._limit = pinnable_bytes(memory) if memory else None
+
+    def allocate(self, size: int) -> Tensor:
+        """Return ``size`` bytes as uint8 (n,).
+
+        PyTorch's own allocator rounds pinned memory up to powers of two, which would take a quarter more memory for
+        SDXL.
+        """
+        if self._device.type != "cuda":
+            return torch.empty(size, dtype=torch.uint8)
+        rounded = -(-size // _PAGE) * _PAGE
+        whole = torch.empty(rounded + _PAGE, dtype=torch.uint8)
+        start = -whole.data_ptr() % _PAGE
+        pages = whole[start : start + rounded]  # whole pages, so that no page is pinned twice
+        if self._refusal or not self._pin(pages):
+            self._pageable += size
+        return pages[:size]
+
+    def _pin(self, pages: Tensor) -> bool:
+        """Pin memory; if that is not possible, remember why, because later attempts would fail too."""
+        if self._limit is not None and self._pinned + pages.numel() > self._limit:
+            self._refusal = f"this PC has too little free memory to pin more than {text_of_size(self._limit)}"
+            return False
+        error = int(torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), pages.numel(), 0))  # type: ignore[no-untyped-call]
+        if error:
+            self._refusal = f"the driver did not pin more than {text_of_size(self._pinned)} (CUDA error {error})"
+            _clear_error(self._device)
+            return False
+        self._pinned += pages.numel()
+        return True
+
+    @property
+    def pageable_text(self) -> str:
+        """Return the notice for the user; "" if all memory is pinned."""
+        if not self._pageable:
+            return ""
+        amount = share(self._pageable, self._pinned + self._pageable)
+        return (
+            f"{amount} of the streamed base are not pinned in main memory and are copied more slowly: {self._refusal}. "
+            "To speed up training, close other programs or stream fewer blocks (fit.stream)."
+        )
+
+
+def _clear_error(device: torch.device) -> None:
+    """Clear the CUDA error of a call that failed; otherwise the next kernel launch would raise it.
+
+    PyTorch has no function for that, so a launch raises it here. The error does not affect the device itself.
+    """
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def _unpin(host: Tensor) -> None:

@@ -13,7 +13,8 @@ from tests.support.tiny import tiny_base
 from tests.train.dataset.test_cache import prepared, quiet, showings
 from trainer.base import streaming
 from trainer.base.source import open_base
-from trainer.base.streaming import AHEAD, StreamedWeight, WeightStream, streamed_modules
+from trainer.base.stream_order import AHEAD
+from trainer.base.streaming import StreamedWeight, WeightStream, streamed_modules
 from trainer.config.base import BaseConfig, Family
 from trainer.training.build import RunParts, build_engine
 from trainer.training.callbacks.preview import Previewer

@@ -58,6 +58,7 @@ class EngineManager:
         self.plan = plan
         self.evaluators = evaluators
         self.folder = folder
+        self._notify = notify
         self.graphs = make_graphs(job.fit, parts.device, notify)
         """CUDA graphs shared by all engines of the attempt; None if they are not used or memory has run out."""
         self.compiled = make_compiled(job, parts.device, notify)
@@ -220,6 +221,8 @@ class EngineManager:
     def _build(self, *, fresh: bool) -> Engine:
         engine = build_engine(self.parts.batches.job, self.parts, self.segments, fresh=fresh)
         engine.optimizer.register_step_pre_hook(self._on_optimizer_step)
+        if engine.models.stream and (text := engine.models.stream.pageable_text):
+            self._notify("stream.pageable", text)
         if not engine.models.stream:  # a graph would not copy the weights, and a compiled block would run no hooks
             engine.graphs, engine.compiled = self.graphs, self.compiled
         engine.check = self.parts.source.check
