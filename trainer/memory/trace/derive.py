@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from trainer.config.base import Family
+from trainer.memory.trace.derive_stream import stream_some
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work
 from trainer.memory.trace.workload import TracePart, TraceRequest
 
@@ -181,7 +182,7 @@ def rules(request: TraceRequest) -> list[DerivationRule]:
     The sources of a rule differ from the request in only one property, and no source can be derived by the same rule.
     Therefore, deriving the sources recursively terminates.
     """
-    found = (_by_rank(request), _by_image_count(request), _by_shape(request))
+    found = (_by_rank(request), _by_image_count(request), _by_shape(request), _by_streamed_blocks(request))
     return [rule for rule in found if rule is not None]
 
 
@@ -213,3 +214,13 @@ def _by_shape(request: TraceRequest) -> DerivationRule | None:
         return None
     one, other = (replace(request, more=(known, images)) for known in shapes)
     return DerivationRule((one, other), partial(reshape, shapes=shapes, shape=bucket))
+
+
+def _by_streamed_blocks(request: TraceRequest) -> DerivationRule | None:
+    """Return the rule that derives a number of streamed blocks of a published UNet from none and all; else None."""
+    workload, amount = request.workload, request.workload.fit.stream
+    if request.part != "micro" or not isinstance(amount, int) or not workload.has_published_unet:
+        return None
+    fits = (workload.fit.replaced(stream=known) for known in ("none", "full"))
+    one, other = (replace(request, workload=replace(workload, fit=fit)) for fit in fits)
+    return DerivationRule((one, other), partial(stream_some, amount=amount))

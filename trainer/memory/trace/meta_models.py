@@ -192,12 +192,12 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
     """
     modules: dict[str, str] = {}
     working = {id(weight): key for key, weight in engine.adapter.parameters.items()}
-    empty = _follow_stream(tracer, engine)
+    streamed = _follow_stream(tracer, engine)
     for part, model in models_by_part(engine.models.unet, engine.models.text_encoders).items():
         for path, weight in lasting_tensors(model):
             if id(weight) in working:
                 modules[working[id(weight)]] = f"{part}.{path.removesuffix('.weight')}"
-            elif id(weight) not in empty:
+            elif id(weight) not in streamed:
                 tracer.label(weight, "weights", f"{part}.{path.rpartition('.')[0]}", f"{part}.{path}")
         tracer.watch(part, model)
     for key, weight in engine.adapter.parameters.items():
@@ -209,14 +209,17 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
     schedule = engine.noise_schedule
     for name in ("alphas_cumprod", "snr", "signal", "sigma"):
         tracer.label(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
+    for moving, path in streamed.values():
+        if moving.storage.nbytes():  # last, because the first blocks are copied when all else is placed
+            tracer.label(moving.parameter, "weights", path.rpartition(".")[0], path)
     return modules
 
 
-def _follow_stream(tracer: Tracer, engine: Engine) -> set[int]:
-    """Record when streamed weights enter and leave the GPU; return the ids of those that are not on it now."""
+def _follow_stream(tracer: Tracer, engine: Engine) -> dict[int, tuple[StreamedWeight, str]]:
+    """Record when streamed weights enter and leave the GPU; return them with their paths, by their parameter's id."""
     stream = engine.models.stream
     if stream is None:
-        return set()
+        return {}
     paths = {id(parameter): f"unet.{path}" for path, parameter in engine.models.unet.named_parameters()}
 
     def on_allocated(weight: StreamedWeight) -> None:
@@ -225,7 +228,7 @@ def _follow_stream(tracer: Tracer, engine: Engine) -> set[int]:
         tracer.record_copy(weight.bytes)
 
     stream.on_allocated, stream.on_freed = on_allocated, lambda weight: tracer.record_free(weight.parameter)
-    return {id(weight.parameter) for weight in stream.weights if not weight.storage.nbytes()}
+    return {id(weight.parameter): (weight, paths[id(weight.parameter)]) for weight in stream.weights}
 
 
 def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
