@@ -42,7 +42,15 @@ CUDNN_SHARE = 0.25
 CONTEXT_MIB = 300
 GPU_MIB = 40_000
 """Memory of every emulated GPU: peaks are measured where nothing limits them."""
-LIMITED = ("sd15 r16 full", "sd15 r16", "sd15 r16 blocks", "sd15 r16 full int8", "sdxl r16 full", "sdxl r16 full nf4")
+LIMITED = (
+    "sd15 r16 full",
+    "sd15 r16",
+    "sd15 r16 blocks",
+    "sd15 r16 full int8",
+    "sdxl r16 full",
+    "sdxl r16 full nf4",
+    "sdxl r16 full stream",
+)
 """Configurations that also run within the smallest capacity that is forecast for them."""
 SECONDS = 120.0
 """Time limit of one configuration; the largest take half a minute on an idle core."""

@@ -87,6 +87,7 @@ def _emulated_jobs_of(family: Family) -> list[TruthJob]:
     adam8bit: dict[str, Any] = {"optimizer": {"name": "adamw8bit"}}
     tiled = {"vae_encode_tiling": True, "vae_tiling": True, "vae_dtype": "bf16"}
     nf4 = _variant(full, "nf4", fit={"quantize": "nf4"})
+    stream = _variant(full, "stream", fit={"stream": "full"})
     return [
         full,
         plain,
@@ -101,6 +102,8 @@ def _emulated_jobs_of(family: Family) -> list[TruthJob]:
         _variant(full, "int8_products", fit={"quantize": "int8_products"}),
         nf4,
         _variant(nf4, "adamw8bit 2 micro-batches", micro_batches=2, recipe=adam8bit),
+        stream,
+        _variant(stream, "int8 2 micro-batches", micro_batches=2, fit={"quantize": "int8"}),
         _variant(full, "fp16 on Turing", fit={"dtype": "fp16"}, gpu="2060"),
         _variant(full, "graphs", fit={"cuda_graphs": True}),
         _variant(full, "texts", recipe=texts),
