@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from trainer.base.source import open_base
@@ -17,7 +18,6 @@ from trainer.protocol.run_directory import RunDirectory, known_runs
 from trainer.training.build import build_parts
 from trainer.training.callbacks.preview import Previewer
 from trainer.training.callbacks.validation import Validator
-from trainer.training.data.latent_cache import Cache
 from trainer.training.reporting.reporter import Reporter
 
 # A finished run can be extended, but then it encodes its missing entries from the images, as a new run does.
@@ -150,15 +150,13 @@ def entries_of(run: RunDirectory, folder: Path) -> Iterator[Path]:
     images = read_listing(run.listing)
     source = open_base(job.base, None)
     parts = build_parts(job, images, source, folder)
-    samples = [sample for step in range(job.recipe.steps or 0) for sample in parts.batches.batch(step)]
-    samples += Validator(images, job, parts.collator, parts.device).samples
-    texts = (*Previewer(job, source, parts.cache, run.samples).texts(), *(sample.caption for sample in samples))
-    yield from (parts.cache.latent_store.path(parts.cache.image_key(sample)) for sample in set(samples))
-    yield from _text_entries(parts.cache, texts)
-
-
-def _text_entries(cache: Cache, texts: Iterable[str]) -> Iterator[Path]:
-    return (cache.texts.path(cache.text_key(text)) for text in dict.fromkeys(texts))
+    texts = set(Previewer(job, source, parts.cache, run.samples).texts())
+    batches = (parts.batches.batch(step) for step in range(job.recipe.steps or 0))
+    # Samples are not kept: those of a long run on many images would take gigabytes.
+    for sample in chain(Validator(images, job, parts.collator, parts.device).samples, chain.from_iterable(batches)):
+        texts.add(sample.caption)
+        yield parts.cache.latent_store.path(parts.cache.image_key(sample))
+    yield from (parts.cache.texts.path(parts.cache.text_key(text)) for text in texts)
 
 
 def _orphans(folder: Path) -> Iterator[_Entry]:

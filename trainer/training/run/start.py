@@ -123,6 +123,7 @@ def _start(
     write_listing(run.listing, dataset.images)
     if planned.forecast is not None:
         write_forecast(run.forecast, planned.forecast)
+    del dataset  # the attempt reads the listing; of large datasets, both together would take hundreds of MB
     whole = [Segment(0, frozen.recipe.steps or 0)]
     return attempt(run, frozen, source, reporter, whole, notices=notices, memory_snapshot=memory_snapshot)
 
