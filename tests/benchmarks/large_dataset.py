@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
 from PIL import Image
 
 from tests.support.jobs import write_job
@@ -131,6 +132,7 @@ def load_epoch(run: RunDirectory, gigabytes: float, measured: Measurement) -> in
 def campaign(folder: Path, count: int, gigabytes: float, limit: float) -> int:
     """Run all phases in ``folder`` and return the exit code."""
     os.environ["IMPASTO_HOME"] = str(folder / "home")
+    torch.set_num_threads(1)  # threads that share busy cores mostly wait for each other
     measured = Measurement()
     images = folder / "images"
     say(f"writing {count} images")
