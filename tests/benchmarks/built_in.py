@@ -15,7 +15,7 @@ from trainer.memory.planner.request import PlanRequest, request_without_job
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RECIPES = ("character", "concept", "likeness", "style")
-GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
+GIGABYTES = (4, 6, 8, 10, 12, 16, 24, 32)
 # From other generations than the typical GPUs of their sizes: with other dtypes or library workspaces.
 OTHER_GENERATIONS = ("RTX 2080", "RTX 2080 Ti", "RTX 5060", "RTX 5070", "RTX 5080")
 SYSTEMS = ("Windows", "Linux")

@@ -29,6 +29,7 @@ from trainer.memory.planner.suggestions import training_figures
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import total_in_sequence
 from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import complete_fit
 from trainer.protocol import files
 from trainer.protocol.forecast import ROUNDING
 
@@ -77,11 +78,32 @@ class Reasons:
 
     def _why_quantized(self) -> str:
         better = {"int8": "none", "nf4": "int8"}[self.chosen.quality]
+        return self._without("Without quantization" if better == "none" else "In 8-bit", quantize=better)
+
+    def _without(self, name: str, **keys: Any) -> str:
+        """Return why no plan has these values: nothing fits, or it is slower."""
         question = self.question
-        written = question.written.replaced(quantize=better)
+        written = question.written.replaced(**keys)
         other = plan(question.workload, written, question.device_state, self.traces, question.counts, others=False)
-        name = "Without quantization" if better == "none" else "In 8-bit"
-        return f"{name}, nothing fits: even with all memory savings it is {words.size(other.excess_bytes)} too large."
+        if other.pick is None:
+            too_large = words.size(other.excess_bytes)
+            return f"{name}, nothing fits: even with all memory savings it is {too_large} too large."
+        percent = round(100 * (other.pick.forecast.seconds / self.chosen.forecast.seconds - 1))
+        return f"{name}, the best plan would take {percent}% longer."
+
+    @property
+    def _stream(self) -> str:
+        if self._fit.stream == "none":
+            return f"The base stays on the GPU. Streamed from main memory, training would {self._cost(stream='full')}."
+        return f"{self._without('Kept on the GPU', stream='none')} Streaming changes no value."
+
+    @property
+    def _vae_dtype(self) -> str:
+        return f"{self._without('In fp32', vae_dtype='fp32')} An image that bf16 cannot encode is encoded in fp32."
+
+    @property
+    def _vae_encode_tiling(self) -> str:
+        return f"Images are encoded in tiles. {self._without('Whole', vae_encode_tiling=False)}"
 
     @property
     def _micro_batch(self) -> str:
@@ -142,6 +164,7 @@ class Reasons:
         return _difference(other - now)
 
 
+_ENCODING = ("vae_dtype", "vae_encode_tiling")
 _SAME = "as much"
 
 
@@ -156,9 +179,14 @@ def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
     question = built_in(family, RECIPE, f"{gigabytes}GB", SYSTEM)
     planned = plan(question.workload, question.written, question.device_state, traces, question.counts, others=False)
     chosen = planned.pick
-    assert chosen is not None  # on 6 GB something fits for both families
+    assert chosen is not None  # on 4 GB something fits for both families
     largest, gpu = question.workload.buckets[0], question.device_state.gpu
-    values: Mapping[str, Any] = {key: getattr(chosen.fit, key) for key in PLANNED}
+    # How images are encoded is left open unless the plan differs from the default.
+    usual = complete_fit(FitConfig())
+    shown = [
+        key for key in PLANNED if key not in _ENCODING or getattr(chosen.fit, key) not in (None, getattr(usual, key))
+    ]
+    values: Mapping[str, Any] = {key: getattr(chosen.fit, key) for key in shown}
     reasons = Reasons(question, chosen, traces)
     lines = [
         *_comment(_heading(question, chosen)),
@@ -173,7 +201,7 @@ def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
         f'family = "{family}"',
         "",
         "[fit]",
-        *(line for key in PLANNED for line in (*_comment(reasons.of(key)), f"{key} = {toml_value(values[key])}")),
+        *(line for key in shown for line in (*_comment(reasons.of(key)), f"{key} = {toml_value(values[key])}")),
         "",
         "[card]",
         f"gigabytes = {gigabytes}",

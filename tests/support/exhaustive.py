@@ -107,8 +107,29 @@ class Exhaustive:
         )
 
     def chosen(self, choices: list[FitConfig], device_state: DeviceState, *, free_choice: bool) -> FitConfig | None:
-        """Return the best fit that works; None if none does."""
-        return (self.picks(choices, device_state, free_choice=free_choice) or [None])[-1]
+        """Return the best fit that works by the rule of DESIGN: unquantized, then 8 bits, then 4 bits.
+
+        An 8-bit base comes before an unquantized, streamed one that takes more than 1.5 times as long.
+        """
+
+        def best_of(quantize: str) -> FitConfig | None:
+            alike = [fit for fit in choices if fit.quantize == quantize]
+            return (self.picks(alike, device_state, free_choice=False) or [None])[-1]
+
+        def seconds(fit: FitConfig) -> float:
+            return self.figures(fit)[0] + (self.retrying(fit, device_state) or 0.0)
+
+        if free_choice:
+            return (self.picks(choices, device_state, free_choice=True) or [None])[-1]
+        found = [fit for quantize in ("none", "int8", "nf4") if (fit := best_of(quantize)) is not None]
+        if not found:
+            return None
+        first, *others = found
+        for other in others:
+            much_faster = time_step(seconds(first)) > time_step(seconds(other)) + time_step(1.5)
+            if first.stream == "full" and other.quantize == "int8" and much_faster:
+                return other
+        return first
 
     def encodes(self, device_state: DeviceState) -> bool:
         """Return whether images can be encoded within the budget."""
@@ -144,7 +165,10 @@ class Exhaustive:
 
 
 def every_fit(workload: Workload, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
-    """Return all fits that keep what is written, with these choices of checkpointing."""
+    """Return all fits that keep what is written, with these choices of checkpointing; streamed ones need no others.
+
+    The most precise fits come first.
+    """
     batch = workload.recipe.effective_batch
     start = workload.fit.replaced(dtype=written.dtype or "bf16", allow_quantized=written.allow_quantized)
 
@@ -156,14 +180,16 @@ def every_fit(workload: Workload, written: FitConfig, sets: tuple[object, ...]) 
     return [
         start.replaced(
             quantize=quantize,
-            stream=written.stream or "none",
+            stream=stream,
             gradient_checkpointing=chosen,
             micro_batch=size,
             vae_tiling=tiling,
             preview_offload=offload,
         )
-        for quantize in values("quantize", ("none", "int8", "nf4"))
+        for number, quantize in enumerate(values("quantize", ("none", "int8", "nf4")))
+        for stream in (("none", "full") if number == 0 else ("none",))
         for chosen in values("gradient_checkpointing", sets)
+        if stream == "none" or chosen in ("none", "full", written.gradient_checkpointing)
         for size in values("micro_batch", tuple({-(-batch // part): None for part in range(1, batch + 1)}))
         for tiling in values("vae_tiling", (True, False) if previews else (True,))
         for offload in values("preview_offload", (False, True) if previews else (False,))

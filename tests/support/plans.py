@@ -20,12 +20,17 @@ from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
 SIDE = 256
 
 
-def small_workload(family: Family = "sd15", *, previews: bool = True, side: int = SIDE, **recipe: Any) -> Workload:
-    """Return a workload of a UNet with three blocks in all, at ``side`` pixels; ``recipe`` are keys of a recipe."""
+def small_workload(
+    family: Family = "sd15", *, previews: bool = True, side: int = SIDE, channels: int = 32, **recipe: Any
+) -> Workload:
+    """Return a workload of a UNet with three blocks in all, at ``side`` pixels; ``recipe`` are keys of a recipe.
+
+    With few ``channels`` activations take most of the memory, with many the weights do, as in real models.
+    """
     configs = tiny_configs(family)
     unet = {
         **configs["unet"],
-        "block_out_channels": [32],
+        "block_out_channels": [channels],
         "layers_per_block": 1,
         "down_block_types": ["CrossAttnDownBlock2D"],
         "up_block_types": ["CrossAttnUpBlock2D"],

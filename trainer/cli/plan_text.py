@@ -288,6 +288,7 @@ def neighbors(planned: PlanResult, effective_batch: int) -> Iterator[str]:
         ("Faster", planned.faster, f"; {words.size(planned.excess_bytes)} too large: {way}"),
         ("Smaller", planned.smaller, ""),
         ("Quantized", planned.quantized, ""),
+        ("Not quantized", planned.streamed, ""),
     ]
     for name, plan, note in found:
         if plan is not None:

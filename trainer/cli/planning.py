@@ -118,7 +118,7 @@ def plan_run(
             raise _too_large(plan(workload, stated, device_state, traces, counts, until=until), job, written)
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # if nothing fits, `smaller` is the smallest fit
-    fit = job.fit.replaced(**{name: getattr(chosen.fit, name) for name in PLANNED})
+    fit = job.fit.replaced(**{name: value for name in PLANNED if (value := getattr(chosen.fit, name)) is not None})
     fallbacks = planned.fallbacks if planned.pick else None
     return PlannedFit(fit, fallbacks, chosen.forecast, tuple(_notices(planned, job)))
 
@@ -313,6 +313,7 @@ def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) ->
         "room": to_record(memory_advice(planned.excess_bytes, device_state)) if planned.excess_bytes else None,
         "smaller": record(planned.smaller),
         "quantized": record(planned.quantized),
+        "streamed": record(planned.streamed),
         "reduced_recipe": reduced and {"changes": dict(reduced.change.keys), **(record(reduced.plan) or {})},
         "fallbacks": [fallback.model_dump(mode="json", exclude_none=True) for fallback in planned.fallbacks],
         "complete": planned.complete,

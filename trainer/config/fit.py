@@ -10,7 +10,17 @@ from trainer.config.schema import Section
 
 MIN_INT8_ROWS = 17
 """Minimum number of rows for an int8 GEMM; torch._int_mm rejects fewer on CUDA."""
-PLANNED = ("dtype", "quantize", "micro_batch", "gradient_checkpointing", "vae_tiling", "preview_offload")
+PLANNED = (
+    "dtype",
+    "quantize",
+    "stream",
+    "micro_batch",
+    "gradient_checkpointing",
+    "vae_dtype",
+    "vae_encode_tiling",
+    "vae_tiling",
+    "preview_offload",
+)
 """Keys that the planner chooses if a job does not set them."""
 DEFAULT_TEXT_BATCH = 8
 """Default number of captions per encoding batch; with one, most GPUs wait for the CPU (docs/decisions/0023)."""

@@ -119,6 +119,8 @@ class PlanAnswer:
     """How to free the missing bytes; None if nothing is missing."""
     smaller: AnsweredPlan | None
     quantized: AnsweredPlan | None
+    streamed: AnsweredPlan | None
+    """The best plan with an unquantized, streamed base, if `pick` is quantized because it is much faster."""
     reduced_recipe: AnsweredPlan | None
     """If nothing fits, the plan that fits with the smallest change to the recipe."""
     changes: Mapping[str, Any]
@@ -158,6 +160,7 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
             memory_advice=found["room"] and build(MemoryAdvice, found["room"]),
             smaller=_plan(found["smaller"]),
             quantized=_plan(found["quantized"]),
+            streamed=_plan(found["streamed"]),
             reduced_recipe=_plan(reduced),
             changes=reduced.get("changes", {}),
             fallbacks=tuple(found["fallbacks"]),

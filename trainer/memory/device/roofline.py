@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +16,9 @@ from trainer.protocol.reading import read_toml
 # Cost of returning the cache to the driver and allocating it again: the GPU runs idle, and each of some tens of
 # segments takes up to a millisecond to free and allocate. An estimate, until it is measured on real GPUs.
 RETRY_SECONDS = 0.05
+# A streamed base costs this factor where its copies overlap with computation, as kohya-ss/musubi-tuner#972 measured
+# for blocks that are copied ahead from pinned memory. An estimate, until it is measured here.
+STREAMING_LOSS = 1.1
 
 
 def seconds(work: Iterable[Work], rate: DeviceSpeed) -> float:
@@ -24,7 +26,7 @@ def seconds(work: Iterable[Work], rate: DeviceSpeed) -> float:
 
     An operation takes the larger of flops / rate and bytes / bandwidth (the roofline of Williams et al. 2009), plus a
     fixed cost. The total is at least the time that the CPU takes to launch all operations, and at least that of the
-    copies from main memory, which overlap with everything else.
+    copies from main memory, which overlap with everything else at the cost of `STREAMING_LOSS`.
     """
     device, operations, copied = 0.0, 0, 0
     nearest: dict[tuple[str, str, int, int], float] = {}
@@ -37,7 +39,7 @@ def seconds(work: Iterable[Work], rate: DeviceSpeed) -> float:
             nearest[key] = _operation_seconds(piece, rate)
         device += piece.count * nearest[key]
         operations += piece.count
-    return max(device, operations * rate.host, copied / rate.bus)
+    return max(device, operations * rate.host, copied / rate.bus) * (STREAMING_LOSS if copied else 1.0)
 
 
 def loading_seconds(size: int, rate: DeviceSpeed) -> float:
@@ -54,8 +56,9 @@ def rate_of(gpu: GpuSpec, system: str) -> DeviceSpeed:
         for dtype, dense in _dense_rates(gpu, kind).items():
             timed.append(TimedOperation(kind, dtype, 1e12 * dense * efficiency[kind], 1.0, 1.0))
     host = operation["host"].get(system, operation["host"]["other"])
-    speed = DeviceSpeed(gpu.name, tuple(timed), bandwidth, operation["launch"], host)
-    return replace(speed, bus=gpu.bus * efficiency["bus"]) if gpu.bus else speed
+    share = efficiency["bus"].get(system, efficiency["bus"]["other"])
+    bus = share * (gpu.bus or _table()["link"]["usual"])
+    return DeviceSpeed(gpu.name, tuple(timed), bandwidth, operation["launch"], host, bus=bus)
 
 
 def _dense_rates(gpu: GpuSpec, kind: str) -> dict[str, float]:

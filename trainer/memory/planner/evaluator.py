@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from trainer.config.fit import FitConfig
+from trainer.memory.device.roofline import STREAMING_LOSS
 from trainer.memory.forecast.schedule import Seconds, bounding_shapes, step_seconds, training_totals
 from trainer.memory.planner.search_space import Checkpointing, Placement, placement_of, within
 from trainer.memory.trace.library import Steps, TraceLibrary
@@ -132,8 +133,10 @@ NOTHING_KNOWN = Figures(0.0, 0)
 class Anchor:
     """Figures of the fit with one image per micro-batch and no checkpointing, used to derive other fits' bounds."""
 
+    weights: int
+    """Bytes of the base and the adapter."""
     lasting: int
-    """Bytes that stay allocated between steps: weights, adapter, optimizer state."""
+    """Bytes that stay allocated between steps: weights and optimizer state."""
     gradients: int
     """Additional bytes that stay allocated from the first micro-batch of a step to the end of the step."""
     held: dict[str | None, int]
@@ -284,6 +287,7 @@ class Evaluator:
             steps = self._traces(fit)
             summaries = self._summaries(fit)
             self._anchors[placement] = Anchor(
+                weights=summaries.weights.totals.net,
                 lasting=total_in_sequence([summaries.weights, summaries.micro_first, summaries.optimizer_first]).net,
                 gradients=summaries.micro_first.totals.net,
                 held=held_after_forward(steps.micro_first),
@@ -345,8 +349,21 @@ class Evaluator:
         return Figures(seconds * (self.workload.recipe.steps or 1), training_totals(workload, steps).peak)
 
     def _step_bound(self, fit: FitConfig) -> Figures:
-        """Return lower bounds for training, derived from known fits with other settings and from the anchor."""
-        placement, checkpointing, size = _step_key(fit)
+        """Return lower bounds for training, derived from known fits with other settings and from anchors."""
+        placement, *_ = _step_key(fit)
+        bound = self._bound_at(fit, placement)
+        if placement.streams:
+            # A streamed base computes the same; at best, none of its weights take memory and no copy is waited for.
+            resident = placement._replace(stream="none")
+            other = self._bound_at(fit.replaced(stream="none"), resident)
+            weights = self._anchors[resident].weights if resident in self._anchors else other.bytes
+            seconds = max(bound.seconds, STREAMING_LOSS * other.seconds)
+            bound = Figures(seconds, max(bound.bytes, other.bytes - weights))
+        return Figures(SLACK * bound.seconds, int(SLACK * bound.bytes))
+
+    def _bound_at(self, fit: FitConfig, placement: Placement) -> Figures:
+        """Return lower bounds for training without slack, from known fits and the anchor of the fit's placement."""
+        _, checkpointing, size = _step_key(fit)
         seconds, needed = 0.0, 0
         for (other, blocks_set, images), figures in self._steps.items():
             if other != placement:
@@ -359,7 +376,7 @@ class Evaluator:
         if (anchor := self._anchors.get(placement)) is not None:
             seconds = max(seconds, self._least_seconds(anchor, checkpointing, fit))
             needed = max(needed, _least_bytes(anchor, checkpointing, size))
-        return Figures(SLACK * seconds, int(SLACK * needed))
+        return Figures(seconds, needed)
 
     def _least_seconds(self, anchor: Anchor, checkpointing: Checkpointing, fit: FitConfig) -> float:
         """Return the minimum seconds of training: the anchor's, scaled to larger micro-batches, plus recomputation."""

@@ -13,7 +13,7 @@ from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_shapes
-from trainer.memory.planner.evaluator import Evaluator, best
+from trainer.memory.planner.evaluator import Evaluator, best, time_step
 from trainer.memory.planner.search_space import (
     Checkpointing,
     Placement,
@@ -35,6 +35,8 @@ Quality = Literal["exact", "int8", "int8_products", "nf4"]
 SMALLER = 0.85
 # Fits evaluated at most for each alternative to the pick: alternatives are only suggestions.
 LOOKED_AT = 3
+# An 8-bit base is picked instead of a streamed one that takes more than this many times as long.
+TOO_SLOW = 1.5
 BEFORE_TRAINING: tuple[ForecastPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
 """Phases whose memory does not depend on the searched settings, except that loading depends on quantization."""
 
@@ -80,6 +82,8 @@ class PlanResult:
     """Reason for ``smallest``: a phase that needs about the same memory with every fit."""
     quantized: Plan | None = None
     """Faster plan with a quantized base, at some cost in fidelity."""
+    streamed: Plan | None = None
+    """Plan with an unquantized base that is streamed, if the pick is quantized because it is much faster."""
     reduced_recipe: ReducedRecipe | None = None
     """Changed recipe that fits, if nothing else does."""
     fallbacks: tuple[FallbackStep, ...] = ()
@@ -161,6 +165,7 @@ def plan(
     searched_all = planning.knows_smallest and not planning.evaluator.left_out
     smallest = smaller is None and (floor is not None or searched_all)
     quantized = planning.quantized(pick)
+    streamed = planning.plan_of(planning.streamed) if planning.streamed else None
     return replace(
         picked,
         faster=quicker,
@@ -170,6 +175,7 @@ def plan(
         smallest=smallest,
         floor=floor,
         quantized=quantized,
+        streamed=streamed,
         alternatives_complete=not planning.evaluator.left_out,
     )
 
@@ -213,6 +219,8 @@ class _Planning:
         """Whether the fit that needs the least memory was evaluated if no smaller plan was found."""
         self.failed_to_encode = False
         """Whether encoding images exceeds the budget, in which case no fit works."""
+        self.streamed: FitConfig | None = None
+        """Best streamed fit, if it was rejected because it is too slow."""
         self.evaluator = self._evaluator(self._fits, until)
         self._runs = runs or RunSimulator(device_state)
 
@@ -276,24 +284,42 @@ class _Planning:
     def best(self, choices: Sequence[FitConfig], report: Callable[[Plan], None] | None = None) -> FitConfig | None:
         """Return the best fit that works; None if none does.
 
-        Unless the fit allows quantization, fits with fewer bits are considered only if none with more bits works; this
-        is checked even after the deadline. ``report`` is called with a fit that works before better ones are traced.
+        Unless the fit allows quantization, the base is quantized further only if nothing else fits, which is checked
+        even after the deadline, or if streaming it would be much slower. ``report`` is called with a fit that works
+        before better ones are traced.
         """
-        for alike in self._by_placement(choices):
-            if report is not None and self._has_to_trace(alike):
-                report = None if self._report(max(alike, key=self._saving), report) else report
+        groups = self._by_precision(choices)
+        for number, alike in enumerate(groups):
+            if report is not None and self._has_to_trace(alike) and self._report_smallest(alike, report):
+                report = None
             found = best(alike, self.evaluator)
             if found is None:
                 found = self._first_fit_after_deadline([fit for fit in alike if self.evaluator.past_deadline(fit)])
             if found is not None:
-                return found
+                return self._unless_too_slow(found, groups[number + 1 :])
         return None
 
-    def _by_placement(self, choices: Sequence[FitConfig]) -> list[list[FitConfig]]:
+    def _unless_too_slow(self, found: FitConfig, groups: Sequence[Sequence[FitConfig]]) -> FitConfig:
+        """Return the best 8-bit fit instead of a streamed one that takes more than `TOO_SLOW` times as long.
+
+        The streamed fit is then kept as an alternative: it rounds nothing.
+        """
+        in_8_bits = [fit for group in groups for fit in group if placement_of(fit) == Placement("int8", "none")]
+        if not placement_of(found).streams or not in_8_bits:
+            return found
+        quick = best(in_8_bits, self.evaluator)
+        time = self.evaluator.preference
+        if quick is None or time(found).time <= time(quick).time + time_step(TOO_SLOW):
+            return found
+        self.streamed = found
+        return quick
+
+    def _by_precision(self, choices: Sequence[FitConfig]) -> list[list[FitConfig]]:
         """Return groups of fits to search together, the most preferred group first."""
         if self.written.allow_quantized:
             return [list(choices)]
-        return [[fit for fit in choices if placement_of(fit) == placement] for placement in self.placements]
+        bits = dict.fromkeys(placement.quantize for placement in self.placements)
+        return [[fit for fit in choices if fit.quantize == quantize] for quantize in bits]
 
     def _first_fit_after_deadline(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
         """Return a fit that works among those skipped because time ran out (``left_out``); None if there is none.
@@ -317,6 +343,14 @@ class _Planning:
         fit = self.workload.fit.replaced(**{name: getattr(likely, name) for name in SEARCHED_FIT_KEYS} | stated)
         fit = fit.replaced(micro_batch=min(fit.micro_batch or 1, self.workload.recipe.effective_batch or 1))
         return not self.evaluator.is_traced(fit) and self._report(fit, report)
+
+    def _report_smallest(self, choices: Sequence[FitConfig], report: Callable[[Plan], None]) -> bool:
+        """Report the smallest fit that works, preferably one whose base is not streamed; return whether one does."""
+        for streams in (False, True):
+            alike = [fit for fit in choices if placement_of(fit).streams == streams]
+            if alike and self._report(max(alike, key=self._saving), report):
+                return True
+        return False
 
     def _report(self, fit: FitConfig, report: Callable[[Plan], None]) -> bool:
         """Call ``report`` with the plan of a fit if the fit works; return whether it does."""
@@ -349,7 +383,7 @@ class _Planning:
     def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
         """Return the fits of the same precision that are or may be faster than the pick, all rejected by the search."""
         time = self.evaluator.preference(pick).time
-        alike = [fit for fit in self.choices if placement_of(fit) == placement_of(pick)]
+        alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
         return [fit for fit in alike if self.evaluator.preference(fit).time < time]
 
     def _known_exactly(self, fit: FitConfig) -> bool:
@@ -367,7 +401,7 @@ class _Planning:
         result decides whether there is any. Steps or previews that are too large in one fit rule out other fits that
         share them.
         """
-        alike = [fit for fit in self.choices if placement_of(fit) == placement_of(pick)]
+        alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
         least = max(alike, key=self._saving)
         # Tracing it only to deny that there is a smaller plan is not worth the seconds.
         self.knows_smallest = self.evaluator.is_traced(least)
@@ -449,6 +483,7 @@ class _Planning:
     def _saving(self, fit: FitConfig) -> tuple[int, ...]:
         """Return a fit's sort key: the larger it is, the more memory the fit saves."""
         return (
+            placement_of(fit).streams,
             self.placements.index(placement_of(fit)),
             self.sets.index(fit.gradient_checkpointing or "none"),
             -(fit.micro_batch or 1),

@@ -31,9 +31,16 @@ def placement_of(fit: FitConfig) -> Placement:
 
 
 def placements(written: FitConfig) -> tuple[Placement, ...]:
-    """Return the ways of storing the base to consider, the most precise first; only users choose to stream it."""
+    """Return the ways of storing the base to consider, the most precise and fastest first.
+
+    Streaming is only considered for the most precise base: it saves more memory than any quantization, so that one is
+    never needed in addition.
+    """
     bits = (written.quantize,) if written.quantize else ("none", "int8", "nf4")
-    return tuple(Placement(quantize, written.stream or "none") for quantize in bits)
+    if written.stream is not None:
+        return tuple(Placement(quantize, written.stream) for quantize in bits)
+    plain = [Placement(quantize, "none") for quantize in bits]
+    return (plain[0], Placement(bits[0], "full"), *plain[1:])
 
 
 # Sizes of micro-batches that differ by less than this ratio are not worth a trace each.
@@ -143,7 +150,7 @@ def fallbacks_below(
         for fewer in [fewer for fewer in micro_batches(effective_batch) if fewer < size]:
             steps.append(FallbackStep(exact=False, micro_batch=fewer))
             size = fewer
-    if written.stream is None:  # otherwise the base is stored as the user wrote
+    if not placement.streams and written.stream is None:
         steps.append(FallbackStep(exact=True, stream="full"))
     if fit.allow_quantized and written.quantize is None:
         steps += _quantization_steps(

@@ -84,6 +84,7 @@ class PlanTable(QWidget):
                 (self.tr("Faster"), answer.faster, words.too_large(answer.missing, answer.memory_advice)),
                 (self.tr("Uses less memory"), answer.smaller, self.tr("leaves memory for other programs")),
                 (self.tr("Quantized"), answer.quantized, ""),
+                (self.tr("Not quantized"), answer.streamed, ""),
             ]
             yield from (PlanRow(title, plan, note, plan.keys) for title, plan, note in found if plan is not None)
             return

@@ -35,12 +35,13 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
 
 @pytest.fixture(scope="module")
 def searched(traces: TraceLibrary) -> list[Exhaustive]:
-    """Recipes that differ in what their tapes are, in how long they run and in whether anything is drawn."""
+    """Recipes that differ in their traces, in how long they run, in whether previews are drawn and in what is large."""
     subjects = [
         small_workload(effective_batch=4),
         small_workload(previews=False, effective_batch=8),
         small_workload(effective_batch=1, steps=1000),
         small_workload(previews=False, effective_batch=4, steps=10),
+        small_workload(previews=False, effective_batch=2, side=64, channels=256),
     ]
     return [Exhaustive(subject, traces) for subject in subjects]
 
@@ -72,8 +73,6 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
         written["micro_batch"] = 1
     if chance.random() < 0.2:
         written["allow_quantized"] = True
-    if chance.random() < 0.1:
-        written |= {"stream": "full", "gradient_checkpointing": chance.choice(("none", "full"))}
     return FitConfig.model_validate(written)
 
 
@@ -85,6 +84,7 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
         "pick": 0,
         "nothing": 0,
         "quantized": 0,
+        "streamed": 0,
         "other encoding": 0,
         "partial": 0,
         "split": 0,
@@ -122,6 +122,7 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
         if picked is not None and planned.pick is not None:
             assert planned.pick.forecast.fits
             found["quantized"] += picked.quantize != "none"
+            found["streamed"] += picked.stream == "full"
             found["partial"] += isinstance(picked.gradient_checkpointing, tuple)
             found["split"] += picked.micro_batch != one.workload.recipe.effective_batch
             found["with retries"] += planned.pick.forecast.reserved > budget

@@ -182,8 +182,8 @@ def test_what_the_user_wrote_is_kept() -> None:
     written = FitConfig(
         micro_batch=9, gradient_checkpointing="full", quantize="int8", vae_tiling=False, preview_offload=True
     )
-    assert placements(written) == (Placement("int8", "none"),)
-    (only,) = candidates(written, start, previews=False, **grid | {"placements": placements(written)})
+    assert placements(written) == (Placement("int8", "none"), Placement("int8", "full"))
+    (only,) = candidates(written, start, previews=False, **grid | {"placements": placements(written)[:1]})
     assert only == start.replaced(
         micro_batch=4,
         gradient_checkpointing="full",
@@ -197,14 +197,15 @@ def test_what_the_user_wrote_is_kept() -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ({}, [("none", "none"), ("int8", "none"), ("nf4", "none")]),
-        ({"quantize": "nf4"}, [("nf4", "none")]),
+        ({}, [("none", "none"), ("none", "full"), ("int8", "none"), ("nf4", "none")]),
+        ({"quantize": "none"}, [("none", "none"), ("none", "full")]),
+        ({"quantize": "nf4"}, [("nf4", "none"), ("nf4", "full")]),
         ({"stream": 20}, [("none", 20), ("int8", 20), ("nf4", 20)]),
         ({"stream": "none"}, [("none", "none"), ("int8", "none"), ("nf4", "none")]),
         ({"stream": "full", "quantize": "int8"}, [("int8", "full")]),
     ],
 )
-def test_a_base_is_streamed_only_if_the_user_wrote_so(
+def test_a_base_is_streamed_before_it_is_quantized(
     written: dict[str, object], expected: list[tuple[str, object]]
 ) -> None:
     assert list(placements(FitConfig.model_validate(written))) == expected
