@@ -1,9 +1,10 @@
 """Make assets/traces: the traces and forecast results that plans for built-in recipes on typical GPUs use.
 
-    python -m tests.benchmarks.ship_traces [--outcomes]
+    python -m tests.benchmarks.ship_traces [--missing | --outcomes]
 
-Traces are made for GPUs of 6 to 32 GB. With --outcomes the shipped traces stay and only the runs are simulated again:
-some minutes, and enough if the allocator's rules or the order of a run have changed.
+Traces are made for GPUs of 4 to 32 GB. With --missing the shipped traces stay and those that plans need in addition are
+recorded: enough if the planner's choices have changed. With --outcomes only the runs are simulated again: some minutes,
+and enough if the allocator's rules or the order of a run have changed.
 
 Takes an hour of one core if nothing is cached; traces that exist, from here or from any plan, are taken from this
 user's cache, but every run is simulated again, which takes some minutes. Run it when
@@ -280,7 +281,8 @@ def main() -> int:
         _, runs = ship_outcomes(TraceStore(user, folder), folder, all_built_in())
         write_index(folder, read_index(folder)["entries"], runs)
     else:
-        ship(TraceStore(user), folder, all_built_in())
+        shipped = folder if "--missing" in sys.argv[1:] else None
+        ship(TraceStore(user, shipped), folder, all_built_in())
     files = [*folder.iterdir()]
     size = sum(path.stat().st_size for path in files)
     sys.stdout.write(f"{len(files)} files in {folder}, {size / 2**20:.1f} MiB\n")
