@@ -359,6 +359,9 @@ class Evaluator:
             weights = self._anchors[resident].weights if resident in self._anchors else other.bytes
             seconds = max(bound.seconds, STREAMING_LOSS * other.seconds)
             bound = Figures(seconds, max(bound.bytes, other.bytes - weights))
+        elif placement.quantize != "none":  # dequantizing only costs time
+            other = self._bound_at(fit, Placement("none", "none"))
+            bound = Figures(max(bound.seconds, other.seconds), bound.bytes)
         return Figures(SLACK * bound.seconds, int(SLACK * bound.bytes))
 
     def _bound_at(self, fit: FitConfig, placement: Placement) -> Figures:

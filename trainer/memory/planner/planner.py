@@ -304,12 +304,17 @@ class _Planning:
 
         The streamed fit is then kept as an alternative: it rounds nothing.
         """
-        in_8_bits = [fit for group in groups for fit in group if placement_of(fit) == Placement("int8", "none")]
-        if not placement_of(found).streams or not in_8_bits:
+        if not placement_of(found).streams:
             return found
-        quick = best(in_8_bits, self.evaluator)
         time = self.evaluator.preference
-        if quick is None or time(found).time <= time(quick).time + time_step(TOO_SLOW):
+
+        def much_faster(fit: FitConfig) -> bool:
+            return time(fit).time + time_step(TOO_SLOW) < time(found).time
+
+        others = [fit for group in groups for fit in group if placement_of(fit) == Placement("int8", "none")]
+        # By lower bounds at first: usually none can be so much faster, and nothing has to be traced to know that.
+        quick = best([fit for fit in others if much_faster(fit)], self.evaluator)
+        if quick is None or not much_faster(quick):
             return found
         self.streamed = found
         return quick
