@@ -231,7 +231,7 @@ class _Planning:
 
     @property
     def prefetched(self) -> list[TraceRequest]:
-        """Return requests for traces that the search will probably need: the optimizer, and fits that save much memory.
+        """Return requests for traces that the search will probably need: of fits that save much memory.
 
         They include two ways of storing the base, because the search needs both if the GPU is too small for the first.
         """
@@ -258,7 +258,7 @@ class _Planning:
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
         previews = [request(fits[-1], "preview")] if self.counts.previews else []
         # Traced one by one in this order: the search needs training steps before previews and other phases.
-        return [request(plain, "optimizer"), *steps, *previews, *(request(last, part) for part in parts)]
+        return [*steps, *previews, *(request(last, part) for part in parts)]
 
     @cached_property
     def sets(self) -> tuple[Checkpointing, ...]:

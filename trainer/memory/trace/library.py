@@ -209,9 +209,10 @@ class TraceLibrary:
             self.prefetcher.finish(key)
             if (found := self._read(key)) is not None:
                 return found
-        traces = self._keep(key, _traced(request))
-        self._save(key, traces)
-        return traces
+        for other, traces in _traced(request, self.has_phase).items():
+            self._save(other, self._keep(other, traces))
+            self.traced += [] if other == key else [other]
+        return self._traces[key]
 
     def _prefetch_for(self, request: TraceRequest) -> None:
         """Prefetch likely requests while ``request`` is traced; do nothing on a single core or for small models."""
@@ -246,14 +247,27 @@ def _is_large(workload: Workload) -> bool:
     return workload.family == "sdxl" and max(workload.unet_config["block_out_channels"]) >= WIDE
 
 
-def _traced(request: TraceRequest) -> tuple[MemoryTrace, ...]:
+def _traced(
+    request: TraceRequest, is_known: Callable[[Workload, TracePart], bool]
+) -> dict[str, tuple[MemoryTrace, ...]]:
+    """Return the traces of a request by its key, and those of other phases that are traced along with it.
+
+    Micro-batches need models, whose building shows how they are loaded, and leave gradients, which the optimizer needs.
+    """
     from trainer.memory.trace import other_phases
     from trainer.memory.trace.train_step import trace_micro, trace_optimizer
 
+    workload = request.workload
     if request.part == "optimizer":
-        return trace_optimizer(request.workload)
+        return {request.key: trace_optimizer(workload)}
     if request.part != "micro":
-        return tuple(getattr(other_phases, request.part)(request.workload))
+        return {request.key: tuple(getattr(other_phases, request.part)(workload))}
     bucket, images = request.more
-    traced = trace_micro(request.workload, [bucket], images)
-    return traced.weights, traced.first[bucket], traced.more[bucket]
+    along: list[TracePart] = [part for part in ("optimizer", "load", "quantise") if not is_known(workload, part)]
+    traced = trace_micro(workload, [bucket], images, with_optimizer="optimizer" in along)
+    found: dict[str, tuple[MemoryTrace, ...]] = {}
+    found[request.key] = (traced.weights, traced.first[bucket], traced.more[bucket])
+    for part in along:
+        traces = traced.optimizer if part == "optimizer" else getattr(other_phases, part)(workload)
+        found[workload.key(part)] = tuple(traces)
+    return found

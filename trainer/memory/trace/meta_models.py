@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -15,6 +16,7 @@ from diffusers.models.modeling_utils import no_init_weights
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.adapter.attach import Adapter, attach, models_by_part
 from trainer.base.encoding import TextConditioning
@@ -26,8 +28,10 @@ from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import BaseConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.dataset.cache_keys import LATENT_SCALE
-from trainer.memory.trace.recorder import Tracer
+from trainer.memory.trace.memory_trace import MemoryTrace
+from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Workload
+from trainer.protocol.forecast import load_phase
 from trainer.training.build import RunParts, assemble_engine
 from trainer.training.device.device import DTYPES
 from trainer.training.engine import Engine
@@ -93,34 +97,71 @@ def dtype_of(workload: Workload) -> torch.dtype:
     return DTYPES[workload.fit.dtype or "fp32"]
 
 
+@dataclass(frozen=True, slots=True)
+class TracedModels:
+    """Models without weights, and how loading places them."""
+
+    unet: UNet2DConditionModel
+    stream: WeightStream | None
+    encoders: Sequence[TextEncoder]
+    adapter: Adapter
+    loading: MemoryTrace
+    """Trace of placing everything that stays for the run, in the order of build_engine."""
+
+
 def empty_engine(workload: Workload) -> Engine:
     """Return the engine as a run builds it at step 0, on models without weights and without data.
 
-    The latest models are kept (50 MB of main memory) and reused for equal workloads, because attaching the adapter to
-    SDXL with PEFT takes longer than tracing a micro-batch. Therefore, only one engine may be in use at a time.
+    It uses the models of `traced_models`, so only one engine of equal workloads may be in use at a time.
+    """
+    models = traced_models(workload)
+    for weight in models.adapter.parameters.values():
+        weight.grad = None  # may be left by a trace that was interrupted
+    return _engine_of(workload, models.unet, models.stream, models.encoders, models.adapter, META)
+
+
+def traced_models(workload: Workload) -> TracedModels:
+    """Return the workload's models and the trace of loading them.
+
+    The latest `KEPT_MODELS` are kept (50 MB of main memory each) and reused for equal workloads, because attaching the
+    adapter to SDXL with PEFT takes longer than tracing a micro-batch.
     """
     key = workload.key("load")
     if key not in _latest:
-        _latest.clear()
-        _latest[key] = _adapted_models(workload)
-    unet, stream, encoders, adapter = _latest[key]
-    for weight in adapter.parameters.values():
-        weight.grad = None  # may be left by a trace that was interrupted
-    return _engine_of(workload, unet, stream, encoders, adapter, META)
+        while len(_latest) >= KEPT_MODELS:
+            del _latest[next(iter(_latest))]
+        _latest[key] = _build(workload)
+    return _latest[key]
 
 
-_latest: dict[str, tuple[UNet2DConditionModel, WeightStream | None, list[TextEncoder], Adapter]] = {}
-"""The latest engine's models, by the workload's key for loading; at most one entry."""
+KEPT_MODELS = 3
+"""Number of models to keep: a search switches between unquantized, streamed and 8-bit bases."""
+_latest: dict[str, TracedModels] = {}
+"""The latest models, by the workload's key for loading; the oldest first."""
 
 
-def _adapted_models(
-    workload: Workload,
-) -> tuple[UNet2DConditionModel, WeightStream | None, list[TextEncoder], Adapter]:
-    dtype = dtype_of(workload)
-    unet, placer, stream = bare_unet(workload)
+def _build(workload: Workload) -> TracedModels:
+    (unet, placer, stream), dtype = bare_unet(workload), dtype_of(workload)
     encoders = bare_text_encoders(workload) if workload.trained_texts else []
-    placed = [place(encoder, dtype) for encoder in encoders]
-    return unet, stream, placed, _attached(workload, place(unet, dtype, placer), placed)
+    name = load_phase(workload.fit.quantize)
+    with recording("math") as tracer:
+        if stream:
+            stream.on_freed = partial(_record_move_to_host, tracer)
+        with tracer.stage(name):
+            place(unet, dtype, placer)
+        with tracer.stage("load"):
+            for encoder in encoders:
+                place(encoder, dtype)
+            with _disable_current_modes():  # PEFT creates its layers on the meta device first, on a GPU as well
+                engine = engine_around(workload, unet, encoders, stream=stream)
+            label_engine(tracer, engine)
+        return TracedModels(unet, stream, encoders, engine.adapter, tracer.cut(name))
+
+
+def _record_move_to_host(tracer: Tracer, weight: StreamedWeight) -> None:
+    """Record that a weight leaves the GPU after it was placed; its copy is the only one in a load trace."""
+    tracer.record_free(weight.parameter)
+    tracer.record_copy(weight.bytes)
 
 
 def engine_around(

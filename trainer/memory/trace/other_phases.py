@@ -11,18 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_sampler
 from trainer.base.encoding import TextConditioning, encode_texts, posterior
 from trainer.base.families import TextEncoder
-from trainer.base.streaming import StreamedWeight
 from trainer.config.job import PromptConfig
 from trainer.config.optimizer import averages_weights
 from trainer.dataset.cache_keys import LATENT_SCALE, text_batch_size
@@ -32,15 +29,14 @@ from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 from trainer.memory.trace.meta_models import (
     META,
     bare_text_encoders,
-    bare_unet,
     bare_vae,
     dtype_of,
     empty_engine,
-    engine_around,
     label_engine,
     lasting_tensors,
     micro_batch,
     place,
+    traced_models,
 )
 from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Workload, sizes_of_parts
@@ -63,12 +59,12 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 def load(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace placing base, adapter and master weights tensor by tensor; return no traces for a quantized base."""
-    return () if _quantized(workload) else (_load_trace(workload, "load"),)
+    return () if _quantized(workload) else (traced_models(workload).loading,)
 
 
 def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace loading a quantized base: each weight is copied to the GPU in 16 bits, then stored there in 8 or 4 bits."""
-    return (_load_trace(workload, "quantise"),) if _quantized(workload) else ()
+    return (traced_models(workload).loading,) if _quantized(workload) else ()
 
 
 def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
@@ -181,30 +177,6 @@ def _quantized(workload: Workload) -> bool:
 
 def _vae_dtype(workload: Workload) -> torch.dtype:
     return DTYPES[workload.fit.vae_dtype or "fp32"]
-
-
-def _load_trace(workload: Workload, name: str) -> MemoryTrace:
-    """Trace placing all models and weights that stay for the run, in the order of build_engine."""
-    (unet, placer, stream), dtype = bare_unet(workload), dtype_of(workload)
-    encoders = bare_text_encoders(workload) if workload.trained_texts else []
-    with recording("math") as tracer:
-        if stream:
-            stream.on_freed = partial(_record_move_to_host, tracer)
-        with tracer.stage(name):
-            place(unet, dtype, placer)
-        with tracer.stage("load"):
-            for encoder in encoders:
-                place(encoder, dtype)
-            with _disable_current_modes():  # PEFT creates its layers on the meta device first, on a GPU as well
-                engine = engine_around(workload, unet, encoders, stream=stream)
-            label_engine(tracer, engine)
-        return tracer.cut(name)
-
-
-def _record_move_to_host(tracer: Tracer, weight: StreamedWeight) -> None:
-    """Record that a weight leaves the GPU after it was placed; its copy is the only one in a load trace."""
-    tracer.record_free(weight.parameter)
-    tracer.record_copy(weight.bytes)
 
 
 def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> None:

@@ -191,6 +191,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def watch(self, prefix: str, module: nn.Module) -> None:
         """Attribute storages to the submodule whose forward or backward allocates them."""
         for path, part in module.named_modules():
+            if isinstance(part, (nn.ModuleDict, nn.ModuleList, nn.ParameterDict)):
+                continue  # never run; with PEFT's layers they are half of all modules
             name = f"{prefix}.{path}" if path else prefix
             self._hooks.append(part.register_forward_pre_hook(partial(self._enter, name)))
             # always_call: checkpointing leaves a module through an exception when it has recomputed enough.
@@ -220,6 +222,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._workspaces.clear()
         self._operand = None
         return trace
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, which spares each operation PyTorch's wrapper; nothing is compiled while traces are recorded."""
+        return False
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -38,10 +38,17 @@ class MicroTraces:
     """Traces, by bucket, of a step's first micro-batch, which allocates the master weights' gradients."""
     more: Mapping[Size, MemoryTrace]
     """Traces, by bucket, of any further micro-batch of a step."""
+    optimizer: tuple[MemoryTrace, ...]
+    """Traces of the first optimizer step and of any later one; empty unless they were requested."""
 
 
-def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> MicroTraces:
-    """Trace micro-batches of ``images`` in each of ``buckets`` (width, height) on meta tensors."""
+def trace_micro(
+    workload: Workload, buckets: Sequence[Size], images: int, *, with_optimizer: bool = False
+) -> MicroTraces:
+    """Trace micro-batches of ``images`` in each of ``buckets`` (width, height) on meta tensors.
+
+    ``with_optimizer`` also traces what `trace_optimizer` does, at a third of its time.
+    """
     engine = empty_engine(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
         work = _Training(workload, engine, tracer)
@@ -49,10 +56,12 @@ def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> Mic
         begin = work.begin_step()
         steps = {bucket: work.micro_step(bucket, images) for bucket in buckets}
         first, more = work.accumulate("accumulate_first"), work.accumulate("accumulate_more")
+        optimizer = work.optimizer_steps() if with_optimizer else ()
     return MicroTraces(
         weights=weights,
         first={bucket: join("micro_first", (begin, step, first)) for bucket, step in steps.items()},
         more={bucket: join("micro_more", (step, more)) for bucket, step in steps.items()},
+        optimizer=optimizer,
     )
 
 
@@ -68,10 +77,7 @@ def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
         work.begin_step()
         work.micro_step(SMALLEST, 1)
         work.accumulate("")  # cut off under no name: only its effect on the gradients is needed here
-        first = work.optimizer_step("optimizer_first")
-        work.begin_step()
-        work.accumulate("")
-        return first, work.optimizer_step("optimizer")
+        return work.optimizer_steps()
 
 
 class _GradientSlot(NamedTuple):
@@ -139,6 +145,13 @@ class _Training:
             masters.accumulate()
         self._label_gradients(masters.masters)
         return self.tracer.cut(name)
+
+    def optimizer_steps(self) -> tuple[MemoryTrace, MemoryTrace]:
+        """Trace the first optimizer step after a micro-batch, and another one."""
+        first = self.optimizer_step("optimizer_first")
+        self.begin_step()
+        self.accumulate("")
+        return first, self.optimizer_step("optimizer")
 
     def optimizer_step(self, name: str) -> MemoryTrace:
         """Trace the optimizer step, from summed loss and gradients to updated weights; gradients are freed."""
