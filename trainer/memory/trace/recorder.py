@@ -225,7 +225,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, which spares each operation PyTorch's wrapper; nothing is compiled while traces are recorded."""
+        """Return False, to spare each operation a wrapper; nothing is compiled while traces are recorded."""
         return False
 
     def __torch_dispatch__(
