@@ -14,6 +14,7 @@ from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import ImpastoError
 from trainer.memory.planner import request
 from trainer.memory.trace import workload
+from trainer.training.acceleration import throughput
 
 GIB = 1024**3
 
@@ -26,6 +27,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # However busy the machine is, every fit is looked at.
     for name in ("PATIENCE", "ALTERNATIVES_PATIENCE"):
         monkeypatch.setattr(planning, name, 600.0)
+    # Measuring this takes half a minute of CPU time; tests/train/training/acceleration/test_throughput.py measures it.
+    monkeypatch.setattr(throughput, "_operation_seconds", lambda device, threads: 2e-5)
     monkeypatch.chdir(tmp_path)
 
 
