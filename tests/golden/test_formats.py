@@ -504,4 +504,5 @@ def test_resuming_finds_what_was_cached(run: RunDirectory, per_user_folder: Path
     before = {path.name for path in (per_user_folder / "cache").rglob("*.safetensors")}
     assert resume(run, lambda event: None) == 0
     after = list((per_user_folder / "cache").rglob("*.safetensors"))
-    assert len(after) == 10 and before <= {path.name for path in after}
+    # What the remaining steps need; another number would mean that what is there was encoded again under other keys.
+    assert len(after) == 8 and before <= {path.name for path in after}
