@@ -233,7 +233,10 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
     archives: dict[str, dict[str, Sequence[MemoryTrace]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         entry = store.load(key)
-        assert entry is not None  # it was requested just now
+        if entry is None:  # derived in memory while another one was derived from it
+            TraceLibrary(store).ensure(request_of(note))
+            entry = store.load(key)
+        assert entry is not None
         archives.setdefault(archive_name(note), {})[key] = entry
     for path in folder.rglob(f"*{SUFFIX}"):
         if path.relative_to(folder).as_posix() not in archives:
