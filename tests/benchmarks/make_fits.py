@@ -191,7 +191,7 @@ def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
     lines = [
         *_comment(_heading(question, chosen)),
         "",
-        "schema = 1",
+        "schema = 2",
         f'name = "{gigabytes}gb"',
         'author = "Impasto"',
         'license = "Apache-2.0"',
@@ -203,7 +203,7 @@ def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
         "[fit]",
         *(line for key in shown for line in (*_comment(reasons.of(key)), f"{key} = {toml_value(values[key])}")),
         "",
-        "[card]",
+        "[gpu]",
         f"gigabytes = {gigabytes}",
         f"bf16 = {toml_value(gpu.bf16)}",
     ]
