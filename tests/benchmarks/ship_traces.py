@@ -82,8 +82,9 @@ class NotedTraces(TraceLibrary):
         return super().phase_summaries(workload, part)
 
     def _note(self, workload: Workload, part: TracePart, *more: object) -> None:
-        note = _note_of(workload, self.recipe, part=part, more=more)
-        self.notes.setdefault(workload.key(part, *more), note)
+        request = TraceRequest(workload, part, more)
+        note = _note_of(request.workload, self.recipe, part=part, more=request.more)
+        self.notes.setdefault(request.key, note)
 
 
 class NotedRuns(RunSimulator):
@@ -233,10 +234,7 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
     archives: dict[str, dict[str, Sequence[MemoryTrace]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         entry = store.load(key)
-        if entry is None:  # derived in memory while another one was derived from it
-            TraceLibrary(store).ensure(request_of(note))
-            entry = store.load(key)
-        assert entry is not None
+        assert entry is not None  # it was requested just now
         archives.setdefault(archive_name(note), {})[key] = entry
     for path in folder.rglob(f"*{SUFFIX}"):
         if path.relative_to(folder).as_posix() not in archives:

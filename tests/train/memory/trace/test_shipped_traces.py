@@ -100,7 +100,7 @@ def test_tracing_again_gives_what_ships(
     shipped = TraceStore(tmp_path / "none", asset_path("traces")).load(key)
     traces = TraceLibrary(TraceStore(tmp_path))
     traces.ensure(request_of(note))
-    assert traces.traced == [key]
+    assert traces.traced[0] == key
     made = traces.store.load(key)
     assert made is not None
     assert shipped is not None
