@@ -371,12 +371,12 @@ def test_cards_say_what_they_cost_as_the_planner_finds_it(window, page, qtbot, t
     cards.setCurrentIndex(cards.findData("8GB"))
     cards.activated.emit(cards.currentIndex())
     wait(qtbot, lambda: "RTX 4060 8GB" in words.text())
-    assert "Fit: 8-bit base" in words.text()
+    assert "Fit: bf16 base streamed from main memory" in words.text()
     card = page.list.cards.lines(page.chosen)
     assert card[3].startswith("About ")
-    assert card[3].endswith("8-bit base")
+    assert card[3].endswith("6.3 of 7.3 GiB")  # nothing about its precision: the base is not quantized
     dialog = arrived(window, page, qtbot, sent(tmp_path, preset(recipe=page.chosen.preset.recipe)))
-    wait(qtbot, lambda: "Fit: 8-bit base" in dialog.outlook.words.text())
+    wait(qtbot, lambda: "Fit: bf16 base streamed from main memory" in dialog.outlook.words.text())
     dialog.reject()
     process = outlooks._served._process
     window.show_images()
