@@ -70,6 +70,8 @@ class Reasons:
 
     @property
     def _quantize(self) -> str:
+        if self.chosen.quality == "exact" and self._fit.stream != "none":
+            return "The base is not quantized."
         if self.chosen.quality == "exact":
             cost = self._cost(quantize="int8")
             return f"The base is not quantized. In 8-bit, training would {cost}, and weights would be rounded."
@@ -88,8 +90,11 @@ class Reasons:
         if other.pick is None:
             too_large = words.size(other.excess_bytes)
             return f"{name}, nothing fits: even with all memory savings it is {too_large} too large."
-        percent = round(100 * (other.pick.forecast.seconds / self.chosen.forecast.seconds - 1))
-        return f"{name}, the best plan would take {percent}% longer."
+        pace = _pace(other.pick.forecast.seconds / self.chosen.forecast.seconds)
+        if self.chosen.quality == "exact" != other.pick.quality:
+            rounding = ROUNDING[other.pick.quality]
+            return f"{name}, only a quantized base fits; training would {pace}, with weights rounded by {rounding}."
+        return f"{name}, training would {pace}."
 
     @property
     def _stream(self) -> str:
@@ -146,9 +151,7 @@ class Reasons:
         other = replace(self.question.workload, fit=self._fit.replaced(**changes))
         need, seconds = training_figures(other, self.question.device_state, self.traces)
         now, time = self._figures
-        percent = round(100 * (seconds / time - 1))
-        pace = f"take {percent}% longer" if percent > 0 else f"be {-percent}% faster" if percent else "be as fast"
-        return f"need {_difference(need - now)} and {pace}"
+        return f"need {_difference(need - now)} and {_pace(seconds / time)}"
 
     @cached_property
     def _figures(self) -> tuple[int, float]:
@@ -166,6 +169,12 @@ class Reasons:
 
 _ENCODING = ("vae_dtype", "vae_encode_tiling")
 _SAME = "as much"
+
+
+def _pace(ratio: float) -> str:
+    """Return how much longer or faster training is that takes ``ratio`` times as long."""
+    percent = round(100 * (ratio - 1))
+    return f"take {percent}% longer" if percent > 0 else f"be {-percent}% faster" if percent else "be as fast"
 
 
 def _difference(difference: int) -> str:
