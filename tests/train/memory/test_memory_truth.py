@@ -55,6 +55,7 @@ def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_
     assert "s a step" not in text
 
 
+@pytest.mark.slow
 def test_every_phase_of_a_whole_run_is_compared(tmp_path: Path) -> None:
     """Also those that the comparison on the emulated GPU adds: checkpoint, export, and encoding between epochs."""
     job = next(job for job in emulated_jobs() if job.name == "sd15 r16 full schedulefree")

@@ -171,7 +171,7 @@ def job_in(folder: Path, shared: Path, family: Family) -> Path:
     return write_job(folder, tiny_base(family, shared / "bases", depth=1), shared / "pictures")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_micro_batches_of_one_and_four_learn_the_same_lora(shared: Path, tmp_path: Path, family: Family) -> None:
     live = ["recipe.text_encoder.learning_rate=1e-4"] if family == "sd15" else []
     loras = []

@@ -63,7 +63,7 @@ class TraceLibrary:
         self.used: set[str] = set()
         """Keys of all entries that were loaded, derived or traced."""
         self.traced: list[str] = []
-        """Keys of all entries that had to be traced."""
+        """Keys of all requests that had to be traced, without what was traced along with them."""
         self._traces: dict[str, tuple[MemoryTrace, ...]] = {}
         self._summaries: dict[str, tuple[TraceSummary, ...]] = {}
         self._likely_requests: Callable[[], Sequence[TraceRequest]] = tuple
@@ -211,7 +211,6 @@ class TraceLibrary:
                 return found
         for other, traces in _traced(request, self.has_phase).items():
             self._save(other, self._keep(other, traces))
-            self.traced += [] if other == key else [other]
         return self._traces[key]
 
     def _prefetch_for(self, request: TraceRequest) -> None:

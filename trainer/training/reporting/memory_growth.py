@@ -143,7 +143,11 @@ def _tensors(device: torch.device) -> Iterator[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    return 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
+    """Return the address of a tensor's memory; 0 if it has none, like fake tensors that a compiler left behind."""
+    try:
+        return 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _described(tensor: Tensor) -> str:

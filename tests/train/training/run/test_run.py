@@ -258,7 +258,7 @@ class AnotherSize(PrefetchCollator):
         super().__init__(Collator(job, assembler.source, assembler.cache, live_text=assembler.live_text), *others)
 
 
-@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+@pytest.mark.parametrize("family", ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_a_streamed_run_that_was_killed_ends_with_the_lora_of_a_resident_one(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family
 ) -> None:
