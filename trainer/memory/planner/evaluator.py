@@ -350,23 +350,22 @@ class Evaluator:
 
     def _step_bound(self, fit: FitConfig) -> Figures:
         """Return lower bounds for training, derived from known fits with other settings and from anchors."""
-        placement, *_ = _step_key(fit)
-        bound = self._bound_at(fit, placement)
+        placement, checkpointing, size = _step_key(fit)
+        bound = self._bound_at(placement, checkpointing, size)
         if placement.streams:
             # A streamed base computes the same; at best, none of its weights take memory and no copy is waited for.
             resident = placement._replace(stream="none")
-            other = self._bound_at(fit.replaced(stream="none"), resident)
+            other = self._bound_at(resident, checkpointing, size)
             weights = self._anchors[resident].weights if resident in self._anchors else other.bytes
             seconds = max(bound.seconds, STREAMING_LOSS * other.seconds)
             bound = Figures(seconds, max(bound.bytes, other.bytes - weights))
         elif placement.quantize != "none":  # dequantizing only costs time
-            other = self._bound_at(fit, Placement("none", "none"))
+            other = self._bound_at(Placement("none", "none"), checkpointing, size)
             bound = Figures(max(bound.seconds, other.seconds), bound.bytes)
         return Figures(SLACK * bound.seconds, int(SLACK * bound.bytes))
 
-    def _bound_at(self, fit: FitConfig, placement: Placement) -> Figures:
-        """Return lower bounds for training without slack, from known fits and the anchor of the fit's placement."""
-        _, checkpointing, size = _step_key(fit)
+    def _bound_at(self, placement: Placement, checkpointing: Checkpointing, size: int) -> Figures:
+        """Return lower bounds for training without slack, from known fits and the anchor of one placement."""
         seconds, needed = 0.0, 0
         for (other, blocks_set, images), figures in self._steps.items():
             if other != placement:
@@ -377,20 +376,19 @@ class Evaluator:
             if within(checkpointing, blocks_set) and images <= size:
                 needed = max(needed, figures.bytes)
         if (anchor := self._anchors.get(placement)) is not None:
-            seconds = max(seconds, self._least_seconds(anchor, checkpointing, fit))
+            # Copies may take longer than all computations, recomputed ones included.
+            recomputed = "none" if placement.streams else checkpointing
+            seconds = max(seconds, self._least_seconds(anchor, recomputed, size))
             needed = max(needed, _least_bytes(anchor, checkpointing, size))
         return Figures(seconds, needed)
 
-    def _least_seconds(self, anchor: Anchor, checkpointing: Checkpointing, fit: FitConfig) -> float:
+    def _least_seconds(self, anchor: Anchor, checkpointing: Checkpointing, size: int) -> float:
         """Return the minimum seconds of training: the anchor's, scaled to larger micro-batches, plus recomputation."""
-        size = fit.micro_batch or 1
         if size not in anchor.grown:
             anchor.grown[size] = self._scaled(anchor, size)
         whole, forward = anchor.grown[size]
         total = sum(block.cost for block in anchor.blocks) or 1.0
         again = sum(block.cost for block in anchor.blocks if _checkpointed(block.name, checkpointing)) / total
-        if placement_of(fit).streams:  # copies may take longer than all computations, recomputed ones included
-            again = 0.0
         micro = whole + LEAST_RECOMPUTED * again * forward
         return max(self.workload.recipe.effective_batch / size, 1.0) * micro * (self.workload.recipe.steps or 1)
 

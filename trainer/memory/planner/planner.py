@@ -255,10 +255,9 @@ class _Planning:
         ]
         steps = [request(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
         last = plain.replaced(quantize=looked_at[-1].quantize, stream=looked_at[-1].stream)
-        parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
         previews = [request(fits[-1], "preview")] if self.counts.previews else []
         # Traced one by one in this order: the search needs training steps before previews and other phases.
-        return [*steps, *previews, *(request(last, part) for part in parts)]
+        return [*steps, *previews, request(last, "validate")]
 
     @cached_property
     def sets(self) -> tuple[Checkpointing, ...]:
