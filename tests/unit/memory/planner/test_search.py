@@ -10,10 +10,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from trainer.config.fit import FitConfig
+from trainer.config.fit import PLANNED, FitConfig
 from trainer.memory.planner.evaluator import Preference, best, time_step
+from trainer.memory.planner.planner import _encoding_ways
 from trainer.memory.planner.search_space import Placement, candidates, micro_batches, nested_sets, placements, within
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind, UnetBlock, blocks, held_after_forward
+from trainer.protocol.forecast import SEARCHED_FIT_KEYS
 
 
 @dataclass
@@ -209,3 +211,8 @@ def test_a_base_is_streamed_before_it_is_quantized(
     written: dict[str, object], expected: list[tuple[str, object]]
 ) -> None:
     assert list(placements(FitConfig.model_validate(written))) == expected
+
+
+def test_a_run_uses_every_key_that_a_plan_chooses() -> None:
+    chosen = {"dtype", *SEARCHED_FIT_KEYS, *(key for way in _encoding_ways(FitConfig(), bf16=True) for key in way)}
+    assert chosen == set(PLANNED)
