@@ -95,7 +95,7 @@ def fit(chosen: FitConfig, effective_batch: int) -> str:
 
 
 def _streamed(chosen: FitConfig) -> str:
-    if chosen.stream in (None, "none"):
+    if not chosen.is_streamed:
         return ""
     return " streamed from main memory" if chosen.stream == "full" else f" with {chosen.stream} streamed blocks"
 

@@ -94,9 +94,8 @@ def _rest(job: Job) -> Iterator[_Candidate]:
     other_base = job.fit.quantize != "int8_products"
     yield "fit.int8_products", job.fit, other_base, 'it is used only with fit.quantize = "int8_products"'
     yield "fit.cuda_graphs", job.fit, job.fit.device == "cpu", "CUDA graphs need an NVIDIA GPU"
-    streams = job.fit.stream not in (None, "none")
     for key in ("cuda_graphs", "compile", "channels_last"):
-        yield f"fit.{key}", job.fit, streams, "it is not used while the base is streamed (fit.stream)"
+        yield f"fit.{key}", job.fit, job.fit.is_streamed, "it is not used while the base is streamed (fit.stream)"
     yield (
         "fit.compile",
         job.fit,

@@ -117,6 +117,16 @@ class FitConfig(Section):
     """Disk space in GB for a run's cached latents and captions; if not all epochs fit, a few are cached at a time."""
 
     @property
+    def is_streamed(self) -> bool:
+        """Return whether blocks of the base are streamed from main memory."""
+        return self.stream not in (None, "none")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether the base is stored in 8 or 4 bits."""
+        return self.quantize not in (None, "none")
+
+    @property
     def products(self) -> tuple[Int8LayerConfig, ...]:
         """Return the layers that multiply in int8: none without "int8_products", and all before they are measured."""
         if self.quantize != "int8_products":

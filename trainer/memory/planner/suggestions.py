@@ -180,9 +180,9 @@ def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
         yield "gradient_checkpointing", "full"
     if (fit.micro_batch or 1) > 1:
         yield "micro_batch", -(-(fit.micro_batch or 1) // 2)
-    if fit.stream in (None, "none"):
+    if not fit.is_streamed:
         yield "stream", "full"
-    if fit.quantize in (None, "none"):
+    if not fit.is_quantized:
         yield "quantize", "int8"
     if fit.quantize != "nf4":
         yield "quantize", "nf4"

@@ -59,12 +59,12 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 def load(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace placing base, adapter and master weights tensor by tensor; return no traces for a quantized base."""
-    return () if _quantized(workload) else (traced_models(workload).loading,)
+    return () if workload.fit.is_quantized else (traced_models(workload).loading,)
 
 
 def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace loading a quantized base: each weight is copied to the GPU in 16 bits, then stored there in 8 or 4 bits."""
-    return (traced_models(workload).loading,) if _quantized(workload) else ()
+    return (traced_models(workload).loading,) if workload.fit.is_quantized else ()
 
 
 def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
@@ -169,10 +169,6 @@ def save(workload: Workload) -> tuple[MemoryTrace, ...]:
             pass
         trace = tracer.cut("save")
     return (trace,)
-
-
-def _quantized(workload: Workload) -> bool:
-    return workload.fit.quantize not in (None, "none")
 
 
 def _vae_dtype(workload: Workload) -> torch.dtype:

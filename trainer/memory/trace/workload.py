@@ -210,7 +210,7 @@ class Workload:
             "precision": (
                 *(fit.dtype, fit.quantize, "auto" if fit.attention == "flash" else fit.attention),
                 *map(_product_facts, fit.products),
-                *(() if fit.stream in (None, "none") else (("streaming", fit.stream),)),
+                *((("streaming", fit.stream),) if fit.is_streamed else ()),
             ),
             "checkpointing": fit.gradient_checkpointing,
             "masks": self.masks,
