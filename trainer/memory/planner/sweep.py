@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Literal
 
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
@@ -36,8 +35,6 @@ from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.workload import Workload, complete_fit
 from trainer.protocol.sweep import Sweep, SweepPoint
 
-Quantization = Literal["none", "int8", "int8_products", "nf4"]
-
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 SIDES: dict[Family, tuple[int, ...]] = {
     "sd15": (512, 640, 768, 896, 1024),
@@ -57,8 +54,8 @@ PENALTY = 2.0
 class _Method:
     """How a base is stored and which activations are kept, without regard to what is trained."""
 
-    quantize: Quantization
-    checkpointing: Checkpointing
+    quantize: str
+    checkpointing: str | tuple[str, ...]
 
 
 def sweep(
@@ -119,7 +116,7 @@ class _Sweep:
     @property
     def methods(self) -> list[_Method]:
         """Return the combinations of quantization and checkpointing, the most precise and fastest first."""
-        bits: tuple[Quantization, ...] = (self.written.quantize,) if self.written.quantize else ("none", "int8", "nf4")
+        bits: tuple[str, ...] = (self.written.quantize,) if self.written.quantize else ("none", "int8", "nf4")
         stated = self.written.gradient_checkpointing
         sets: tuple[Checkpointing, ...] = (stated,) if stated is not None else ("none", "full")
         return [_Method(quantize, checkpointing) for quantize, checkpointing in product(bits, sets)]
@@ -197,15 +194,16 @@ class _Sweep:
                 found.append(played)
                 continue
             self.too_large.add(_key(point))
-            method, optimizer = self._method_of(point)
             count = self.batches.index(point.batch)
-            if smaller := count and self._point(method, optimizer, point.rank, point.resolution, count):
+            if smaller := count and self._point(
+                _method_of(point), self._optimizer_of(point), point.rank, point.resolution, count
+            ):
                 waiting[_key(smaller)] = smaller
         return sorted(found, key=lambda point: -point.fill)
 
     def _promise(self, point: SweepPoint) -> float:
         """Return a sort key: how full the GPU is expected to be, lowered if that is more than full."""
-        alike = [known for known in self.simulations if _method_key(known) == _method_key(point)]
+        alike = [known for known in self.simulations if _method_of(known) == _method_of(point)]
         nearest = min(alike, key=lambda known: _distance(known, point), default=None)
         overhead = (nearest.reserved or 0) / nearest.allocated if nearest else USUAL_OVERHEAD
         expected = point.fill * overhead
@@ -260,18 +258,12 @@ class _Sweep:
             self.weights[rank] = master_weights(family.weights_trace(rank), self.workload.at_rank(rank))
         return self.weights[rank]
 
-    def _method_of(self, point: SweepPoint) -> tuple[_Method, OptimizerConfig]:
-        method = next(
-            each
-            for each in self.families
-            if (each.quantize, each.checkpointing) == (point.quantize, point.gradient_checkpointing)
-        )
-        return method, next(each for each in self.optimizers if each.name == point.optimizer)
+    def _optimizer_of(self, point: SweepPoint) -> OptimizerConfig:
+        return next(each for each in self.optimizers if each.name == point.optimizer)
 
     def _reserved(self, point: SweepPoint) -> int:
         """Return the most bytes that training reserves from the driver, by replaying it on the allocator."""
-        method, optimizer = self._method_of(point)
-        family = self.families[method]
+        family, optimizer = self.families[_method_of(point)], self._optimizer_of(point)
         placed, micro = family.traces(StepShape(point.batch, point.resolution, point.rank))
         first, later = estimated_traces(optimizer, self._weights(family, point.rank), micro)
         simulation = Simulation(self.device_state, None)
@@ -344,9 +336,9 @@ def _distance(one: SweepPoint, other: SweepPoint) -> float:
     return sum(abs(math.log2(first / second)) for first, second in pairs)
 
 
-def _method_key(point: SweepPoint) -> tuple[object, ...]:
-    return point.quantize, point.gradient_checkpointing
+def _method_of(point: SweepPoint) -> _Method:
+    return _Method(point.quantize, point.gradient_checkpointing)
 
 
-def _name(checkpointing: Checkpointing) -> str:
+def _name(checkpointing: str | tuple[str, ...]) -> str:
     return checkpointing if isinstance(checkpointing, str) else "some"
