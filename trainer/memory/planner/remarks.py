@@ -48,15 +48,15 @@ def _of_later_shards(later: LaterShards, forecast: Forecast) -> Iterator[Remark]
     encoded = [name for name, count in (("images", later.images), ("captions", later.texts)) if count]
     if encoded:
         values: dict[str, Any] = {
-            "epochs": later.epochs_per_shard,
             "limit": later.limited,
             "encoded": encoded,
             "rounds": later.shards,
             "offloaded": forecast.encodes_alone,
         }
         if later.part < 1:
-            del values["epochs"]
-        yield Remark("cache.parts" if later.part < 1 else "cache.shards", values)
+            yield Remark("cache.parts", values)
+        else:
+            yield Remark("cache.shards", {"epochs": later.epochs_per_shard, **values})
 
 
 def estimate_of(forecast: Forecast) -> Iterator[Remark]:
