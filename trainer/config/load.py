@@ -232,7 +232,7 @@ def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = (
 
 
 def changed_job(job: Job, overrides: Sequence[str]) -> Job:
-    """Return a job with ``key=value`` strings applied, which errors call "--set"; raises JobError like `parse_job`."""
+    """Return a job with ``key=value`` strings applied; raises JobError like `parse_job`, with "--set" as the source."""
     data = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return _validated(data, "--set", apply_overrides(data, overrides))
 
