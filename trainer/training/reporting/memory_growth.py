@@ -61,11 +61,8 @@ class GrowthDetector:
         self._block: list[int] = []
         self._levels: deque[_Level] = deque(maxlen=MAX_LEVELS)
         self._ignored = WARM_UP
-
-    @property
-    def rises(self) -> int:
-        """Return the number of rises since memory last fell."""
-        return len(self._rises())
+        self.rises = 0
+        """Number of rises since memory last fell."""
 
     def add(self, step: int, held: int, needed: int = RISES) -> Growth | None:
         """Add the bytes held after a step; return the growth once ``needed`` similar rises exceed the rate."""
@@ -82,13 +79,10 @@ class GrowthDetector:
         self._levels.append(level)
         return self._growth(needed)
 
-    def _rises(self) -> list[int]:
-        """Return the indexes of the levels that are higher than the one before."""
-        levels = self._levels
-        return [i for i in range(1, len(levels)) if levels[i].held > levels[i - 1].held * (1 + NOISE)]
-
     def _growth(self, needed: int) -> Growth | None:
-        levels, latest = self._levels, self._rises()[-needed:]
+        levels = self._levels
+        rises = [i for i in range(1, len(levels)) if levels[i].held > levels[i - 1].held * (1 + NOISE)]
+        self.rises, latest = len(rises), rises[-needed:]
         if len(latest) < needed:
             return None
         sizes = [levels[i].held - levels[i - 1].held for i in latest]
