@@ -324,11 +324,6 @@ class EpochBatches:
         return (self[index] for index in range(len(self)))
 
 
-def epoch_batches(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> EpochBatches:
-    """Return the effective batches of an epoch."""
-    return EpochBatches(images, recipe, epoch)
-
-
 def _shape(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Shape:
     """Return the shape of a sample, which is only drawn if its caption matters."""
     if recipe.has_caption_lengths:
@@ -342,7 +337,7 @@ def batched_shapes(
     """Return the shapes in each effective batch of an epoch, from the ``shape`` of each image.
 
     No sample is drawn: if captions change their lengths from epoch to epoch, batches are only about those of
-    `epoch_batches`.
+    `EpochBatches`.
     """
     shapes = [shape(image) for image, _ in epoch_samples(images, epoch)]
     return _batched(shapes, lambda shape: shape, recipe, epoch)

@@ -25,7 +25,7 @@ from tests.support.artist import shown_page
 from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.dataset.dataset import read_dataset
-from trainer.dataset.sampling import Sample, epoch_batches
+from trainer.dataset.sampling import EpochBatches, Sample
 from trainer.dataset.sidecar import read_sidecar
 from trainer.protocol.queue import Entry
 
@@ -85,7 +85,7 @@ def first_epoch(job: Job) -> dict[str, list[Sample]]:
     recipe = job.recipe.replaced(resolution=job.recipe.resolution or 256)
     pictures = read_dataset(job.dataset, recipe).images
     dealt: dict[str, list[Sample]] = {}
-    for batch in epoch_batches(pictures, recipe, 0):
+    for batch in EpochBatches(pictures, recipe, 0):
         for sample in batch:
             dealt.setdefault(sample.image.path.stem, []).append(sample)
     return dealt

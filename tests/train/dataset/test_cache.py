@@ -26,7 +26,7 @@ from trainer.dataset.cache_keys import latent_bytes
 from trainer.dataset.dataset import read_dataset
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.pixels import crop_pixels
-from trainer.dataset.sampling import Sample, epoch_batches
+from trainer.dataset.sampling import EpochBatches, Sample
 from trainer.errors import DatasetError, ResumableError
 from trainer.memory.forecast.host_memory import IMAGE_BYTES
 from trainer.training.build import RunParts, build_parts
@@ -65,7 +65,7 @@ def prepared(
 
 def showings(job: Job, pictures: tuple[ImageRecord, ...], epochs: int) -> Iterator[Sample]:
     for epoch in range(epochs):
-        for batch in epoch_batches(pictures, job.recipe, epoch):
+        for batch in EpochBatches(pictures, job.recipe, epoch):
             yield from batch
 
 

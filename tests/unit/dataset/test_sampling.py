@@ -12,11 +12,11 @@ from tests.support.images import make_picture, recipe_of
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import (
+    EpochBatches,
     Sample,
     batched_shapes,
     crop_window,
     draw_sample,
-    epoch_batches,
     epoch_samples,
     micro_batches,
     micro_conditioning,
@@ -61,7 +61,7 @@ def test_an_epoch_shows_everything_once_in_as_few_steps_as_can_be(
 ) -> None:
     pictures = pictures_of(*counts, repeats=repeats)
     recipe = recipe_of(128, effective_batch=size)
-    batches = epoch_batches(pictures, recipe, epoch)
+    batches = EpochBatches(pictures, recipe, epoch)
     shown = Counter(showing(sample) for batch in batches for sample in batch)
     assert shown == Counter({(picture.id, repeat): 1 for picture in pictures for repeat in range(repeats)})
     total = sum(counts) * repeats
@@ -73,7 +73,7 @@ def test_an_epoch_shows_everything_once_in_as_few_steps_as_can_be(
 
 
 def test_a_bucket_fills_its_own_batches_while_it_can() -> None:
-    batches = epoch_batches(pictures_of(9, 6, 3), recipe_of(128, effective_batch=4), 0)
+    batches = EpochBatches(pictures_of(9, 6, 3), recipe_of(128, effective_batch=4), 0)
     pure = Counter(batch[0].image.bucket for batch in batches if len({s.image.bucket for s in batch}) == 1)
     assert pure[BUCKETS[0]] >= 2
     assert pure[BUCKETS[1]] >= 1
@@ -82,7 +82,7 @@ def test_a_bucket_fills_its_own_batches_while_it_can() -> None:
 
 def test_leftovers_of_many_buckets_share_batches() -> None:
     pictures = pictures_of(1, 1, 1)
-    batches = epoch_batches(pictures, recipe_of(128, effective_batch=4), 0)
+    batches = EpochBatches(pictures, recipe_of(128, effective_batch=4), 0)
     assert [len(batch) for batch in batches] == [3]
     assert {sample.image.bucket for sample in batches[0]} == set(BUCKETS)
 
@@ -94,15 +94,15 @@ def test_batches_do_not_depend_on_the_order_or_names_of_files() -> None:
     def seen(batches: list[tuple[Sample, ...]]) -> list[list[object]]:
         return [[(showing(s), s.caption, s.window, s.flip) for s in batch] for batch in batches]
 
-    assert seen(epoch_batches(pictures, CHANCY, 2)) == seen(epoch_batches(renamed, CHANCY, 2))
+    assert seen(EpochBatches(pictures, CHANCY, 2)) == seen(EpochBatches(renamed, CHANCY, 2))
 
 
 def test_epochs_and_seeds_deal_differently() -> None:
     pictures = pictures_of(12)
-    first = [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 0)]
-    assert first == [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 0)]
-    assert first != [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 1)]
-    assert first != [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY.replaced(seed=4), 0)]
+    first = [[showing(s) for s in batch] for batch in EpochBatches(pictures, CHANCY, 0)]
+    assert first == [[showing(s) for s in batch] for batch in EpochBatches(pictures, CHANCY, 0)]
+    assert first != [[showing(s) for s in batch] for batch in EpochBatches(pictures, CHANCY, 1)]
+    assert first != [[showing(s) for s in batch] for batch in EpochBatches(pictures, CHANCY.replaced(seed=4), 0)]
 
 
 def test_mixed_batches_come_at_any_time_of_the_epoch() -> None:
@@ -110,7 +110,7 @@ def test_mixed_batches_come_at_any_time_of_the_epoch() -> None:
     places = {
         place
         for epoch in range(40)
-        for place, batch in enumerate(epoch_batches(pictures, CHANCY, epoch))
+        for place, batch in enumerate(EpochBatches(pictures, CHANCY, epoch))
         if len({sample.image.bucket for sample in batch}) > 1
     }
     assert places == set(range(5))
@@ -118,7 +118,7 @@ def test_mixed_batches_come_at_any_time_of_the_epoch() -> None:
 
 @given(counts=st.tuples(*[st.integers(0, 9)] * 3).filter(any), size=st.integers(1, 5))
 def test_micro_batches_split_by_bucket_and_lose_nothing(counts: tuple[int, int, int], size: int) -> None:
-    for batch in epoch_batches(pictures_of(*counts), recipe_of(128, effective_batch=7), 0):
+    for batch in EpochBatches(pictures_of(*counts), recipe_of(128, effective_batch=7), 0):
         parts = micro_batches(batch, size)
         assert sorted(map(showing, batch)) == sorted(showing(sample) for part in parts for sample in part)
         assert all(len({sample.image.bucket for sample in part}) == 1 and len(part) <= size for part in parts)
@@ -259,7 +259,7 @@ def test_the_effective_batch_alone_decides_the_steps(size: int) -> None:
 
 
 def test_unresolved_recipes_can_be_sampled() -> None:
-    assert len(epoch_batches(pictures_of(3), RecipeConfig(), 0)) == 1
+    assert len(EpochBatches(pictures_of(3), RecipeConfig(), 0)) == 1
 
 
 LENGTHS = recipe_of(128, effective_batch=4, token_chunks=150, caption_padding="caption", captions={"dropout": 0.2})
@@ -284,7 +284,7 @@ def test_a_caption_is_padded_to_the_length_it_needs(count: int, tokens: int) -> 
 
 def test_lengths_are_part_of_the_shape_of_a_batch() -> None:
     pictures = pictures_with_captions(*[10, 100] * 9, 10, 10, 100)
-    batches = epoch_batches(pictures, LENGTHS, 1)
+    batches = EpochBatches(pictures, LENGTHS, 1)
     shown = Counter(sample.image.id for batch in batches for sample in batch)
     assert set(shown.values()) == {1} and len(shown) == len(pictures)
     assert len(batches) == steps_per_epoch(pictures, LENGTHS)
@@ -302,4 +302,4 @@ def test_shapes_are_known_without_drawing_samples() -> None:
     plain = LENGTHS.replaced(captions=RecipeConfig().captions)
     pictures = pictures_with_captions(*[10, 100] * 9, 10, 10, 100)
     shapes = batched_shapes(pictures, plain, 2, lambda picture: usual_shape(picture, plain))
-    assert shapes == [[sample.shape for sample in batch] for batch in epoch_batches(pictures, plain, 2)]
+    assert shapes == [[sample.shape for sample in batch] for batch in EpochBatches(pictures, plain, 2)]

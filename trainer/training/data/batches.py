@@ -20,7 +20,6 @@ from trainer.dataset.sampling import (
     EpochBatches,
     Purpose,
     Sample,
-    epoch_batches,
     generator,
     micro_batches,
     micro_conditioning,
@@ -64,7 +63,7 @@ class BatchSchedule:
         self.batch = lru_cache(maxsize=RECENT_BATCHES)(self._draw_batch)
 
     def _batches_of(self, epoch: int) -> EpochBatches:
-        return epoch_batches(self.images, self.job.recipe, epoch)
+        return EpochBatches(self.images, self.job.recipe, epoch)
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch (from 0) of optimizer step ``step`` (from 0)."""

@@ -13,7 +13,7 @@ from tests.support.images import make_picture, recipe_of
 from tests.support.plans import device_state_with
 from trainer.cli import plan_text
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import Shape, epoch_batches, micro_batches
+from trainer.dataset.sampling import EpochBatches, Shape, micro_batches
 from trainer.memory.allocator.allocator import MIB, Allocator
 from trainer.memory.allocator.replay import SurvivingStorage, replay
 from trainer.memory.device import roofline
@@ -66,7 +66,7 @@ def course_of(traces: TraceLibrary, micro_batch: int) -> RunSchedule:
 
 def real_parts(subject: Workload) -> list[list[tuple[Shape, int]]]:
     """The micro-batches of every step of the run, as it deals them."""
-    steps = [batch for epoch in range(3) for batch in epoch_batches(pictures(), subject.recipe, epoch)]
+    steps = [batch for epoch in range(3) for batch in EpochBatches(pictures(), subject.recipe, epoch)]
     most = subject.fit.micro_batch or 1
     return [[(part[0].shape, len(part)) for part in micro_batches(step, most)] for step in steps[:9]]
 
@@ -77,7 +77,7 @@ def test_makeups_are_the_batches_that_a_run_deals(most: int) -> None:
     found = [
         tuple(split(makeup, most)) for makeup, times in batch_compositions(pictures(), recipe) for _ in range(times)
     ]
-    dealt = [batch for epoch in range(3) for batch in epoch_batches(pictures(), recipe, epoch)][:8]
+    dealt = [batch for epoch in range(3) for batch in EpochBatches(pictures(), recipe, epoch)][:8]
     real = [tuple((p[0].shape, len(p)) for p in micro_batches(batch, most)) for batch in dealt]
     assert sorted(found) == sorted(real)
     assert any(len({size for size, _ in step}) > 1 for step in real)
@@ -162,7 +162,7 @@ def test_a_mean_step_counts_short_captions_as_short(traces: TraceLibrary, most: 
     course = course_with_lengths(traces, most)
     real = 0.0
     batches = [
-        batch for epoch in range(3) for batch in epoch_batches(pictures_with_captions(), course.workload.recipe, epoch)
+        batch for epoch in range(3) for batch in EpochBatches(pictures_with_captions(), course.workload.recipe, epoch)
     ]
     for batch in batches[:9]:
         (first, *further) = ((part[0].shape, len(part)) for part in micro_batches(batch, most))
