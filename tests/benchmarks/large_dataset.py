@@ -139,12 +139,12 @@ def campaign(folder: Path, count: int, gigabytes: float, limit: float) -> int:
     write_images(images, count)
     job = job_of(folder, images, gigabytes)
 
-    def told(event: events.Event) -> None:
+    def on_event(event: events.Event) -> None:
         if isinstance(event, events.PhaseStarted):
             say(f"  {event.phase} ({event.total})")
 
     with measured.phase("listing and a short run"):
-        assert start(job, [], told) == 0
+        assert start(job, [], on_event) == 0
     run = RunDirectory.open(max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns))
     shards = load_epoch(run, gigabytes, measured)
     with measured.phase("pruning"):

@@ -36,8 +36,8 @@ def test_table_json_and_chart_say_the_same(tmp_path: Path, capsys: pytest.Captur
             str(n) for n in (point.batch, point.resolution, point.rank)
         ]
         assert row[-1] == "s" and float(row[-2]) == pytest.approx(point.seconds_per_image, rel=0.01)
-    told = " ".join(lines[header:])
-    assert f"{found.total:,} combinations" in told and f"{found.skipped:,} skipped" in told
+    printed = " ".join(lines[header:])
+    assert f"{found.total:,} combinations" in printed and f"{found.skipped:,} skipped" in printed
     assert max(map(len, lines)) <= 88
     with Image.open(chart) as image:
         assert (image.format, image.size) == ("PNG", sweep.SIZE)
@@ -54,10 +54,10 @@ def result(*points: SweepPoint) -> Sweep:
 
 
 def test_a_table_names_what_is_incomplete_and_counts_checkpointed_blocks() -> None:
-    told = " ".join(sweep.table(result(point_at(512, 0.5, 7.9))))
-    assert "98.8%" in told and "1 block" in told and "NF4" in told
-    assert "4,608 combinations in 3.2 s: 500 computed, 3,708 skipped" in told
-    assert "Incomplete by 400, because traces are missing: NF4 with checkpointing, int8." in told
+    printed = " ".join(sweep.table(result(point_at(512, 0.5, 7.9))))
+    assert "98.8%" in printed and "1 block" in printed and "NF4" in printed
+    assert "4,608 combinations in 3.2 s: 500 computed, 3,708 skipped" in printed
+    assert "Incomplete by 400, because traces are missing: NF4 with checkpointing, int8." in printed
     assert "No configuration fits." in list(sweep.table(result()))
 
 
@@ -92,5 +92,5 @@ def test_what_cannot_be_done_is_a_sentence(
     words: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*words, *(KNOWN if "style" in words else ())]) in (1, 2)
-    told = capsys.readouterr()
-    assert not told.out and part in told.err and "What to do: " in told.err
+    printed = capsys.readouterr()
+    assert not printed.out and part in printed.err and "What to do: " in printed.err

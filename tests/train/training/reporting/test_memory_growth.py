@@ -101,9 +101,9 @@ class Leaking:
 
     def run(self, steps: int, leave: Callable[[int], object]) -> list[events.Event]:
         """Train for so many steps, each followed by `leave`; return the events."""
-        told: list[events.Event] = []
+        written: list[events.Event] = []
         meter: Any = SimpleNamespace(held={})
-        warning = LeakWarning(self.engine, Reporter(told.append), meter)
+        warning = LeakWarning(self.engine, Reporter(written.append), meter)
         for step in range(1, steps + 1):
             leave(step)
             state = [value for values in self.optimizer.state.values() for value in values.values()]
@@ -112,13 +112,13 @@ class Leaking:
             progress: Any = None
             result: Any = SimpleNamespace(step=step)
             warning.after_step(progress, result)
-        return told
+        return written
 
 
 def test_tensors_that_are_left_behind_are_named_by_type_and_shape() -> None:
     leaking = Leaking()
-    told = leaking.run(200, lambda _: leaking.left.append(torch.zeros(4, 8, 8)))
-    (leak,) = told  # once, although it continues
+    written = leaking.run(200, lambda _: leaking.left.append(torch.zeros(4, 8, 8)))
+    (leak,) = written  # once, although it continues
     assert isinstance(leak, events.MemoryLeak)
     assert list(leak.grew) == ["float32 4x8x8"]
     assert leak.grew["float32 4x8x8"] == 2 * BLOCK * 4 * 8 * 8 * 4

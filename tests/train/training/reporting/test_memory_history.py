@@ -89,9 +89,9 @@ def test_files_of_windows_are_named_in_the_same_way(file: str, expected: str) ->
 
 
 def test_a_run_on_the_cpu_says_that_there_is_nothing_to_record(tmp_path: Path) -> None:
-    told: list[events.Event] = []
-    assert start_history(RunDirectory(tmp_path), torch.device("cpu"), Reporter(told.append)) is None
-    (notice,) = told
+    written: list[events.Event] = []
+    assert start_history(RunDirectory(tmp_path), torch.device("cpu"), Reporter(written.append)) is None
+    (notice,) = written
     assert isinstance(notice, events.Notice)
     assert "no memory snapshot" in notice.sentence
     assert "CPU" in notice.sentence
@@ -116,9 +116,9 @@ def test_a_snapshot_that_cannot_be_saved_is_reported_and_does_not_end_the_run(
 
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", take)
-    told: list[events.Event] = []
-    MemoryHistory(RunDirectory(tmp_path / folder), Reporter(told.append)).save("out-of-memory")
-    (notice,) = told
+    written: list[events.Event] = []
+    MemoryHistory(RunDirectory(tmp_path / folder), Reporter(written.append)).save("out-of-memory")
+    (notice,) = written
     assert isinstance(notice, events.Notice)
     assert notice.sentence.startswith("Could not write the memory snapshot memory-snapshot-out-of-memory.pickle: ")
     assert reason.lower() in notice.sentence.lower()
