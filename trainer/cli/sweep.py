@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainer.cli import plan_text, words
 from trainer.errors import RunError
-from trainer.protocol.sweep import Sweep, SweepPoint
+from trainer.protocol.sweep import Sweep, SweepPoint, round_numbers
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
@@ -139,14 +139,14 @@ class _Chart:
 
     def _axes(self) -> None:
         width, height = SIZE
-        for gigabytes in [0.0, *_ticks(self.found.budget / _GIB / 8, self.found.budget / _GIB)]:
+        for gigabytes in [0.0, *round_numbers(self.found.budget / _GIB / 8, self.found.budget / _GIB)]:
             row = self.y.place(gigabytes * _GIB)
             self.pen.line((_LEFT, row, width - _RIGHT, row), _FAINT if gigabytes else _INK)
             self._write(_LEFT - 8, row, f"{gigabytes:g} GiB", anchor="rm")
         row = self.y.place(self.found.budget)
         self.pen.line((_LEFT, row, width - _RIGHT, row), _INK)
         self._write(width - _RIGHT, row - 4, f"usable memory: {words.size(self.found.budget)}", anchor="rb")
-        for seconds in _ticks(self.x.low, self.x.high):
+        for seconds in round_numbers(self.x.low, self.x.high):
             column = self.x.place(seconds)
             self.pen.line((column, height - _BOTTOM, column, height - _BOTTOM + 5), _INK)
             self._write(column, height - _BOTTOM + 8, f"{seconds:g} s", anchor="ma")
@@ -178,12 +178,6 @@ class _Chart:
 
     def _write(self, column: float, row: float, text: str, anchor: str = "la") -> None:
         self.pen.text((column, row), text, fill=_INK, font=self.font, anchor=anchor)
-
-
-def _ticks(low: float, high: float) -> Iterator[float]:
-    """Yield round numbers of seconds between two bounds: 1, 2 and 5 in each decade."""
-    for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
-        yield from (value for step in (1, 2, 5) if low <= (value := step * 10.0**exponent) <= high)
 
 
 def _cycle(count: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,3 +78,9 @@ def sweep_from(found: Mapping[str, Any]) -> Sweep:
 def _point_from(found: Mapping[str, Any]) -> SweepPoint:
     blocks = found["gradient_checkpointing"]
     return build(SweepPoint, {**found, "gradient_checkpointing": blocks if isinstance(blocks, str) else tuple(blocks)})
+
+
+def round_numbers(low: float, high: float) -> list[float]:
+    """Return the numbers 1, 2 and 5 of each decade between two bounds, as ticks of a chart."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [tick for decade in decades for step in (1, 2, 5) if low <= (tick := step * 10.0**decade) <= high]

@@ -16,7 +16,7 @@ from app.core.words import full_message
 from app.qt.tables import Row, Table
 from app.qt.theme import colors
 from app.qt.widgets import QT_TRANSLATE_NOOP, close_row, format_memory, plain_label, set_message
-from trainer.protocol.sweep import Sweep, SweepPoint
+from trainer.protocol.sweep import Sweep, SweepPoint, round_numbers
 
 _BASES = {
     "none": QT_TRANSLATE_NOOP("Sweep", "16 bits"),
@@ -103,7 +103,7 @@ class SweepChart(QWidget):
             painter.drawText(
                 label, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, format_memory(budget * share / 4)
             )
-        for seconds in round_times(*self._span()):
+        for seconds in round_numbers(*self._span()):
             below = QRectF(self._column(seconds) - 40, inside.bottom() + 4, 80, _BOTTOM / 2)
             painter.drawText(below, Qt.AlignmentFlag.AlignHCenter, format_seconds(seconds))
         below = QRectF(inside.left(), inside.bottom() + _BOTTOM / 2, inside.width(), _BOTTOM / 2)
@@ -150,11 +150,12 @@ class SweepDialog(QDialog):
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 16, 16, 12)
         column.setSpacing(12)
-        for widget in (self.state, self.chart, self.table, self.notes, buttons):
+        for widget in (self.state, self.chart, self.table, self.notes):
             column.addWidget(widget, 1 if widget is self.table else 0)
+        column.addStretch()  # keeps the buttons at the bottom while there is no table
+        column.addWidget(buttons)
         for hidden in (self.chart, self.table, self.notes):
             hidden.hide()
-        column.addStretch()
         self._disconnect: Callable[[], None] = self.sweeper.changed.connect(lambda _: self._renew())
         self.sweeper.ask(request)
 
@@ -266,9 +267,3 @@ def row_of(point: SweepPoint) -> Row:
 def format_seconds(seconds: float) -> str:
     """Return a short time as text with three digits."""
     return QCoreApplication.translate("Sweep", "{seconds} s").format(seconds=QLocale().toString(seconds, "g", 3))
-
-
-def round_times(low: float, high: float) -> list[float]:
-    """Return the round times between two others: 1, 2 and 5 seconds, and so on in each decade."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [time for decade in decades for step in (1, 2, 5) if low <= (time := step * 10.0**decade) <= high]
