@@ -33,7 +33,7 @@ def table(found: Sweep) -> Iterator[str]:
         header = ("FILL", "RESERVED", "BATCH", "SIDE", "RANK", "BASE", "CHECKPOINTED", "OPTIMIZER", "PER IMAGE")
         yield from plan_text.aligned([header, *map(_row, found.points)], ">>>>><<<>")
     else:
-        yield "No configuration fits."
+        yield "No configuration fits." if found.computed else "No configuration could be computed."
     yield ""
     yield from _paragraph(summary(found))
     if found.left_out:

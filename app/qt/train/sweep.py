@@ -195,13 +195,12 @@ class SweepDialog(QDialog):
             self._show(sweeper.found)
 
     def _show(self, found: Sweep) -> None:
+        set_message(self.state, summary(found), "muted" if found.points else "bad")
+        set_message(self.notes, notes(found))
         if not found.points:
-            set_message(self.state, self.tr("No configuration fits."), "bad")
             return
-        set_message(self.state, summary(found), "muted")
         self.table.show_rows([row_of(point) for point in found.points])
         self.chart.show_sweep(found)
-        set_message(self.notes, notes(found))
         self.chart.show()
         self.table.show()
         self.table.setCurrentIndex(self.table.lines.index(0, 0))
@@ -215,7 +214,11 @@ class SweepDialog(QDialog):
 
 
 def summary(found: Sweep) -> str:
-    """Return how many configurations were computed, and how many were skipped."""
+    """Return how many configurations were computed and skipped, or that there are none."""
+    if not found.computed:
+        return QCoreApplication.translate("Sweep", "No configuration could be computed.")
+    if not found.points:
+        return QCoreApplication.translate("Sweep", "No configuration fits.")
     words = QCoreApplication.translate(
         "Sweep",
         "{computed} combinations computed, {skipped} skipped because a smaller one is too large or a larger batch "

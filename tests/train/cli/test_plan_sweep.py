@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def test_a_table_names_what_is_incomplete_and_counts_checkpointed_blocks() -> No
     assert "4,608 combinations in 3.2 s: 500 computed, 3,708 skipped" in printed
     assert "Incomplete by 400, because traces are missing: NF4 with checkpointing, int8." in printed
     assert "No configuration fits." in list(sweep.table(result()))
+    assert "No configuration could be computed." in list(sweep.table(replace(result(), computed=0)))
 
 
 def colored(path: Path, color: str) -> list[tuple[int, int]]:

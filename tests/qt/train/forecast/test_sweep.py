@@ -8,10 +8,10 @@ from app.core.planning.forecaster import ForecastRequest
 from app.core.planning.sweeper import Sweeper, settings_of
 from app.qt.actions.commands import Commands
 from app.qt.train.forecast.panel import ForecastPanel
-from app.qt.train.sweep import SweepDialog
+from app.qt.train.sweep import SweepDialog, summary
 from tests.support.drafts import opened
 from tests.support.forecasts import known_job
-from trainer.protocol.sweep import SweepPoint
+from trainer.protocol.sweep import Sweep, SweepPoint
 
 # The only way of training SD 1.5 whose traces ship.
 KNOWN = {"fit.quantize": "none", "fit.gradient_checkpointing": "none"}
@@ -96,3 +96,11 @@ def test_a_written_alpha_keeps_the_strength_of_the_lora():
     assert keys["recipe.alpha"] / keys["recipe.rank"] == 8.0 / 16
     assert keys["fit.gradient_checkpointing"] == ["mid_block"] and keys["fit.micro_batch"] == 2
     assert "recipe.alpha" not in settings_of(point, None, 16)
+
+
+@pytest.mark.parametrize(
+    ("computed", "text"), [(0, "No configuration could be computed."), (9, "No configuration fits.")]
+)
+def test_without_a_configuration_the_window_says_why(computed, text):
+    """Nothing is computed if traces are missing, such as those of a base of another size."""
+    assert summary(Sweep((), (), 10, computed, 10 - computed, 0, 0, (("none", "none"),), 2**30, 1.0)) == text
