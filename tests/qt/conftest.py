@@ -19,7 +19,7 @@ import shiboken6
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, Qt, QThread, QTimer
 from PySide6.QtGui import QAction, QCursor, QGuiApplication, QWindow
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QAbstractButton, QWidget
+from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
@@ -137,8 +137,10 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     A worker that only looks at something is waited for here: the app ends without it when it takes long.
     """
     timers, threads = recorded(monkeypatch, QTimer), recorded(monkeypatch, QThread)
-    before = set(threading.enumerate())
+    before, shown = set(threading.enumerate()), set(QApplication.topLevelWidgets())
     yield
+    for widget in set(QApplication.topLevelWidgets()) - shown:  # each change of theme restyles those that stay
+        widget.deleteLater()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)  # widgets that pytest-qt has closed
     left = [f"{timer.parent()}: {timer}" for timer in alive(timers, QTimer.isActive)]
     left += [str(thread) for thread in alive(threads, QThread.isRunning)]

@@ -77,7 +77,7 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
 
 
 @pytest.mark.timeout(900)  # so many searches, each done twice
-@pytest.mark.parametrize("cases", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exhaustive], traces: TraceLibrary) -> None:
     chance = random.Random(7)
     found = {
