@@ -207,7 +207,7 @@ def _make(store: TraceStore, notes: Notes) -> None:
     """Record the traces of these notes in the store."""
     traces = TraceLibrary(store)
     for request in sorted(map(request_of, notes.values()), key=lambda request: request.workload.key("load")):
-        traces.ensure(request)  # similar models are built once
+        traces.read(request)  # similar models are built once
 
 
 def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:

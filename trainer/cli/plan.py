@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from trainer.protocol.text import share
 if TYPE_CHECKING:
     from trainer.memory.device.device_state import DeviceState
     from trainer.memory.planner.optimizers import OptimizerRow
-    from trainer.memory.planner.planner import Plan, PlanResult
+    from trainer.memory.planner.planner import PlanResult
     from trainer.memory.planner.request import PlanRequest
-    from trainer.memory.planner.suggestions import PaddingSaved, Suggestion
+    from trainer.memory.planner.suggestions import PaddingSaved
     from trainer.memory.trace.library import TraceLibrary
     from trainer.protocol.plan import KnownPeak
 
@@ -176,7 +175,10 @@ def _headline(request: PlanRequest) -> str:
 
 def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) -> Iterator[str]:
     """Yield a one-screen timeline, then ways to use less memory; `--json` prints every detail."""
+    from trainer.cli.planning import ALTERNATIVES_PATIENCE
     from trainer.memory.forecast.forecast import forecast_fp32_retry
+    from trainer.memory.planner.suggestions import suggestions
+    from trainer.memory.trace.deadline import Deadline
 
     plan = planned.pick or planned.smaller
     if plan is None:
@@ -192,7 +194,9 @@ def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) 
     if again is not None:
         yield from plan_text.encoded_again(again, plan.forecast)
     yield ""
-    yield from plan_text.suggestions(_suggestions(request, plan, traces))
+    deadline = Deadline(ALTERNATIVES_PATIENCE)  # each suggestion may need a trace, which takes seconds
+    found = suggestions(request.workload, plan.fit, request.device_state, traces, deadline)
+    yield from plan_text.suggestions(found, deadline)
     yield ""
     yield from plan_text.optimizers(_optimizers(request, planned, traces))
     if saved := _padding_saved(request, planned, traces):
@@ -230,18 +234,3 @@ def _padding_saved(request: PlanRequest, planned: PlanResult, traces: TraceLibra
     if plan is None or planned.device_state.on_cpu:
         return None
     return padding_saved(replace(request.workload, fit=plan.fit), request.counts, planned.device_state, traces)
-
-
-def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:
-    """Yield suggestions until `ALTERNATIVES_PATIENCE` seconds have passed.
-
-    Each one may need a trace that has not been recorded yet, which takes seconds.
-    """
-    from trainer.cli.planning import ALTERNATIVES_PATIENCE
-    from trainer.memory.planner.suggestions import suggestions
-
-    until = time.monotonic() + ALTERNATIVES_PATIENCE
-    for suggestion in suggestions(request.workload, plan.fit, request.device_state, traces):
-        yield suggestion
-        if time.monotonic() > until:
-            return

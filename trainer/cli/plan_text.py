@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainer.memory.planner.optimizers import OptimizerRow
     from trainer.memory.planner.planner import Plan, PlanResult, ReducedRecipe
     from trainer.memory.planner.suggestions import PaddingSaved, RecipeChange, Suggestion
+    from trainer.memory.trace.deadline import Deadline
     from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
     from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
 
@@ -332,13 +333,16 @@ def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
     )
 
 
-def suggestions(found: Iterable[Suggestion]) -> Iterator[str]:
-    """Yield a table of changes that save memory, with the memory that each saves and its effect on speed and result."""
+def suggestions(found: Iterable[Suggestion], deadline: Deadline) -> Iterator[str]:
+    """Yield a table of changes that save memory, with what each saves and costs; then those left out."""
     rows = [_suggestion_row(suggestion) for suggestion in found]
     if rows:
         yield from aligned([("TO USE LESS MEMORY", "SAVES", "COSTS"), *rows], "<><")
     else:
         yield "No single change is known to use less memory."
+    if deadline.left_out:
+        keys = ", ".join(map(str, deadline.left_out))
+        yield from _paragraph(f"There was no time to compute changes of {keys}. Run again to add more.")
 
 
 def padding(found: PaddingSaved) -> Iterator[str]:

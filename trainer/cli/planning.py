@@ -12,7 +12,7 @@ Serving does not require torch. Requests follow trainer/protocol/processes.py:
     {"id": 1, "state": "tracing", "stale": {...}}    memory traces are missing and are being recorded, which takes
                                                      seconds; "stale" is the last plan for that job or recipe, or null
     {"id": 1, "state": "pick", "plan": {...}}        the pick, before its alternatives are known; if traces are missing,
-                                                     a preliminary "pick" with "complete" false is sent first, whose
+                                                     a preliminary "pick" with "fits" in "left_out" is sent first, whose
                                                      fit works: the previous pick, or the one that needs least memory
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it except
                                                      for "known_peaks" and "optimizers"
@@ -28,7 +28,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from trainer.memory.forecast.forecast import RunSimulator
 from trainer.memory.planner.planner import plan
 from trainer.memory.planner.remarks import memory_advice, remarks_of
 from trainer.memory.planner.request import request_of_job
+from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary, prepare
 from trainer.memory.trace.store import TraceStore
 from trainer.protocol.processes import Handler, Request, Server
@@ -111,11 +111,11 @@ def plan_run(
     device_state = state_of_local_gpu(gpu, rate=rate, deterministic=deterministic, own=own)
     # Flash and memory-efficient attention have the same peak, so both use the shipped traces of flash.
     stated = written.replaced(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
-    until = time.monotonic() + PATIENCE
+    deadline = Deadline(PATIENCE)
     with traces.with_prefetcher():
-        planned = plan(workload, stated, device_state, traces, counts, until=until, others=False)
+        planned = plan(workload, stated, device_state, traces, counts, deadline=deadline, others=False)
         if planned.pick is None and planned.excess_bytes > device_state.margin:
-            raise _too_large(plan(workload, stated, device_state, traces, counts, until=until), job, written)
+            raise _too_large(plan(workload, stated, device_state, traces, counts, deadline=deadline), job, written)
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # if nothing fits, `smaller` is the smallest fit
     fit = job.fit.replaced(**{name: value for name in PLANNED if (value := getattr(chosen.fit, name)) is not None})
@@ -132,7 +132,7 @@ def _notices(planned: PlanResult, job: Job) -> Sequence[str]:
             f"This is {words.size(planned.excess_bytes)} above the safe limit, so memory may run out. If it does, the "
             "run stops with an error and keeps its last checkpoint."
         )
-    if not planned.complete:
+    if planned.left_out:
         notices.append("There was no time to try every fit; `python -m trainer plan JOB` tries more.")
     if planned.device_state.correction.damage:
         notices.append(planned.device_state.correction.damage)
@@ -215,15 +215,14 @@ class _Planner:
         if request.device_state.on_cpu:
             self.plans[key] = answer = as_json(request, planned_for(request, self.traces))
             return {"plan": answer}
-        now = time.monotonic()
         planned = plan(
             request.workload,
             request.written,
             request.device_state,
             self.traces,
             request.counts,
-            until=now + PATIENCE,
-            until_alternatives=now + ALTERNATIVES_PATIENCE,
+            deadline=Deadline(PATIENCE),
+            alternatives_deadline=Deadline(ALTERNATIVES_PATIENCE),
             runs=self._runs(request.device_state, turn),
             likely=self.picked.get(key),
             on_soon=send_pick,
@@ -316,8 +315,7 @@ def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) ->
         "streamed": record(planned.streamed),
         "reduced_recipe": reduced and {"changes": dict(reduced.change.keys), **(record(reduced.plan) or {})},
         "fallbacks": [fallback.model_dump(mode="json", exclude_none=True) for fallback in planned.fallbacks],
-        "complete": planned.complete,
-        "alternatives_complete": planned.alternatives_complete,
+        "left_out": planned.left_out,
         "remarks": [to_record(remark) for remark in remarks_of(request, planned, whole=whole)],
         "obstacles": [
             {"code": error.code, "sentence": error.sentence, "remedy": error.remedy} for error in request.obstacles
@@ -359,15 +357,14 @@ def planned_for(
         planned = plan_on_cpu(request.resolved, request.workload, request.counts, traces)
         on_pick(planned)
         return planned
-    now = time.monotonic()
     return plan(
         request.workload,
         request.written,
         request.device_state,
         traces,
         request.counts,
-        until=now + PATIENCE,
-        until_alternatives=now + ALTERNATIVES_PATIENCE,
+        deadline=Deadline(PATIENCE),
+        alternatives_deadline=Deadline(ALTERNATIVES_PATIENCE),
         on_pick=on_pick,
     )
 
@@ -384,8 +381,8 @@ def swept(request: PlanRequest, traces: TraceLibrary, check: Callable[[], None] 
             "Could not look for configurations that fill the GPU: no NVIDIA GPU works here, or the job is for the CPU."
         )
         raise JobError("plan.sweep", sentence, "Choose another GPU, such as 8GB (on the command line: --gpu 8GB).")
-    until = time.monotonic() + ALTERNATIVES_PATIENCE
-    return sweep(request.workload, request.written, request.device_state, traces, until=until, check=check)
+    deadline = Deadline(ALTERNATIVES_PATIENCE)
+    return sweep(request.workload, request.written, request.device_state, traces, deadline, check)
 
 
 def once(action: Callable[[], None]) -> Callable[[], None]:

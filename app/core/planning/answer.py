@@ -126,8 +126,6 @@ class PlanAnswer:
     changes: Mapping[str, Any]
     """Recipe settings that `reduced_recipe` changes: the new values, by key without `recipe.`."""
     fallbacks: tuple[Mapping[str, Any], ...]
-    complete: bool
-    """Whether every fit has been evaluated; if not, there may be a better one."""
     remarks: tuple[Remark, ...]
     obstacles: tuple[Obstacle, ...]
     findings: tuple[Finding, ...]
@@ -164,7 +162,6 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
             reduced_recipe=_plan(reduced),
             changes=reduced.get("changes", {}),
             fallbacks=tuple(found["fallbacks"]),
-            complete=found["complete"],
             remarks=tuple(build(Remark, remark) for remark in found["remarks"]),
             obstacles=tuple(Obstacle(**obstacle) for obstacle in found["obstacles"]),
             findings=tuple(

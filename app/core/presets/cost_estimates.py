@@ -89,7 +89,8 @@ class CostEstimates:
         if self._requested is None or message.get("id") != self._requested[0]:
             return
         state = message.get("state")
-        if state == "done" or (state == "pick" and message["plan"]["complete"]):  # alternatives are not shown
+        # The pick suffices, because alternatives are not shown; while fits are left out, it is preliminary.
+        if state == "done" or (state == "pick" and "fits" not in message["plan"]["left_out"]):
             self._store(CostEstimate(answer_from(message["plan"], whole=False)))
         elif state == "error":
             self._store(CostEstimate(None, problem=str(message.get("sentence", ""))))

@@ -103,8 +103,10 @@ def test_what_time_was_too_short_for_is_said(
         monkeypatch.setattr(planning, name, -1.0)
     assert cli.main(words_of(job, "--json", "--set", "recipe.rank=3")) == 0
     found = json.loads(capsys.readouterr().out)
-    assert not found["complete"]
+    assert found["left_out"] == ["fits", "alternatives"]
     assert found["remarks"][0] == {"code": "search.incomplete", "values": {}}
+    assert cli.main(words_of(job, "--explain", "--set", "recipe.rank=3")) == 0
+    assert "no time to compute changes of fit." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path
         assert [answer["state"] for answer in early] == ["tracing", "pick", "pick"]
         tracing, likely, picked = early
         assert tracing["stale"]["pick"] == first["plan"]["pick"]
-        assert (likely["plan"]["complete"], likely["plan"]["pick"]["fit"]) == (False, first["plan"]["pick"]["fit"])
+        assert (likely["plan"]["left_out"], likely["plan"]["pick"]["fit"]) == (["fits"], first["plan"]["pick"]["fit"])
         codes = {remark["code"] for remark in likely["plan"]["remarks"]}
         assert not codes & {"search.incomplete", "alternatives.incomplete"}
         assert picked["plan"]["pick"] == second["plan"]["pick"]

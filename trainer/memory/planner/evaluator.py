@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
@@ -13,6 +12,7 @@ from trainer.config.fit import FitConfig
 from trainer.memory.device.roofline import STREAMING_LOSS
 from trainer.memory.forecast.schedule import Seconds, bounding_shapes, step_seconds, training_totals
 from trainer.memory.planner.search_space import Checkpointing, Placement, placement_of, within
+from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import Steps, TraceLibrary
 from trainer.memory.trace.memory_trace import (
     MemoryTrace,
@@ -162,21 +162,18 @@ class Evaluator:
         *,
         previews: float,
         free_choice: bool,
-        until: float | None = None,
+        deadline: Deadline,
         later: Callable[[], Sequence[TraceRequest]] = tuple,
     ) -> None:
         """Create an evaluator for a run with ``previews`` rounds of previews.
 
         With ``free_choice``, quantized bases rank equally with unquantized ones. ``later`` returns requests to
-        prefetch after those of the next fits in the queue. After ``until`` (in time.monotonic() seconds) nothing more
-        is traced.
+        prefetch after those of the next fits in the queue. After ``deadline`` nothing more is traced.
         """
         self.workload = workload
         self.traces = traces
         self.bucket = bounding_shapes(workload)[0]
-        self._until = until
-        self.left_out = False
-        """Whether a candidate was skipped because time ran out."""
+        self.deadline = deadline
         self._seconds = seconds
         self._budget = budget
         self._fits = fits
@@ -216,23 +213,17 @@ class Evaluator:
 
     def leaves_out(self, fit: FitConfig) -> bool:
         """Return whether no time is left to trace the fit; if so, record that a candidate was left out."""
-        late = self.past_deadline(fit)
-        self.left_out |= late
-        return late
-
-    def start_search(self, until: float | None) -> None:
-        """Start another search with its own deadline, and forget whether earlier ones left out candidates."""
-        self._until, self.left_out = until, False
+        return self.past_deadline(fit) and self.deadline.leaves_out(fit)
 
     def first_that_works(self, fits: Iterable[FitConfig]) -> FitConfig | None:
         """Return the first of these fits that works, regardless of the deadline; None if none does."""
-        until, self._until = self._until, None
+        deadline, self.deadline = self.deadline, Deadline()
         try:
             found = next((fit for fit in fits if best([fit], self) is not None), None)
         finally:
-            self._until = until
-        # If none works, all of them have been evaluated, so nothing was left out after all.
-        self.left_out = found is not None
+            self.deadline = deadline
+        if found is None:  # all of them have been evaluated, so nothing was left out after all
+            deadline.left_out.clear()
         return found
 
     def prefetch(self, following: Callable[[], Sequence[FitConfig]]) -> None:
@@ -260,7 +251,7 @@ class Evaluator:
 
     def past_deadline(self, fit: FitConfig) -> bool:
         """Return whether it is too late to record the missing traces of a fit."""
-        return not self.exact(fit) and self._is_late() and not self.is_traced(fit)
+        return not self.exact(fit) and self.deadline.is_over and not self.is_traced(fit)
 
     def knows_steps(self, fit: FitConfig) -> bool:
         """Return whether the fit's training traces are known, even if its preview traces are not."""
@@ -328,9 +319,6 @@ class Evaluator:
 
     def _summaries(self, fit: FitConfig) -> Steps[TraceSummary]:
         return self.traces.step_summaries(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
-
-    def _is_late(self) -> bool:
-        return self._until is not None and time.monotonic() > self._until
 
     def _changes(self, fit: FitConfig) -> int:
         """Return how many keys of the fit differ from the defaults (no memory saving, undivided effective batch)."""

@@ -24,12 +24,14 @@ from trainer.memory.planner.search_space import (
     placements,
 )
 from trainer.memory.planner.suggestions import RecipeChange, reduced_recipes
+from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
 from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, complete_fit
 from trainer.protocol.forecast import SEARCHED_FIT_KEYS, Forecast, ForecastPhase, PhaseForecast
 
 Quality = Literal["exact", "int8", "int8_products", "nf4"]
+SearchPart = Literal["fits", "alternatives"]
 
 # A "smaller" plan may reserve at most this share of the pick's memory, to leave some to other programs.
 SMALLER = 0.85
@@ -87,10 +89,8 @@ class PlanResult:
     reduced_recipe: ReducedRecipe | None = None
     """Changed recipe that fits, if nothing else does."""
     fallbacks: tuple[FallbackStep, ...] = ()
-    complete: bool = True
-    """False if time ran out before every fit was evaluated, so a faster one may exist."""
-    alternatives_complete: bool = True
-    """False if time ran out before every alternative was evaluated."""
+    left_out: tuple[SearchPart, ...] = ()
+    """Parts of the search that time ran out for: without all "fits", a better pick may exist."""
 
 
 def plan(
@@ -100,8 +100,8 @@ def plan(
     traces: TraceLibrary,
     counts: PhaseCounts,
     *,
-    until: float | None = None,
-    until_alternatives: float | None = None,
+    deadline: Deadline | None = None,
+    alternatives_deadline: Deadline | None = None,
     others: bool = True,
     runs: RunSimulator | None = None,
     likely: FitConfig | None = None,
@@ -115,23 +115,24 @@ def plan(
     fit stays within the budget only by returning cached blocks to the driver in every step, its training time includes
     the time that this takes; such a fit is picked only if no other fit is as fast.
 
-    After ``until`` (in time.monotonic() seconds) nothing more is traced, with one exception: the search turns to a
-    base with fewer bits only when it knows that no fit with more bits works. With ``others``, alternatives are searched
-    as well, but nothing is traced for them after ``until_alternatives``; ``on_pick`` is called with the pick before
-    this second search. If the search has to trace, ``on_soon`` is called first with a fit that works and takes less
-    tracing than the search: ``likely``, such as the pick of an earlier plan, or the fit that saves the most memory.
-    ``runs`` keeps simulations from earlier requests on GPUs with the same workspaces.
+    After ``deadline`` nothing more is traced, with one exception: the search turns to a base with fewer bits only when
+    it knows that no fit with more bits works. With ``others``, alternatives are searched as well, but nothing is traced
+    for them after ``alternatives_deadline``; ``on_pick`` is called with the pick before this second search.
+    If the search has to trace, ``on_soon`` is called first with a fit that works and takes less tracing than the
+    search: ``likely``, such as the pick of an earlier plan, or the fit that saves the most memory. ``runs`` keeps
+    simulations from earlier requests on GPUs with the same workspaces.
 
     Raises JobError if none of the GPU's memory can be used.
     """
     device_state.require_budget()
+    deadline, alternatives_deadline = deadline or Deadline(), alternatives_deadline or Deadline()
 
     def report(soon: Plan) -> None:
         assert on_soon
-        on_soon(PlanResult(device_state, soon, complete=False))
+        on_soon(PlanResult(device_state, soon, left_out=("fits",)))
 
     def search(encoding: Mapping[str, Any]) -> tuple[_Planning, FitConfig | None]:
-        planning = _Planning(workload, written, device_state, traces, counts, until, runs, encoding)
+        planning = _Planning(workload, written, device_state, traces, counts, deadline, runs, encoding)
         traces.set_prefetch(lambda: planning.prefetched)
         reported = on_soon and likely is not None and planning.report_likely(likely, report)
         return planning, planning.best(planning.choices, None if reported or not on_soon else report)
@@ -146,23 +147,18 @@ def plan(
     if pick is None:
         return first.nothing_fits(look_for_change=others)
     chosen = planning.plan_of(pick, brief=False)
-    picked = PlanResult(
-        device_state,
-        chosen,
-        fallbacks=planning.fallbacks(pick),
-        complete=not planning.evaluator.left_out,
-    )
+    skipped: tuple[SearchPart, ...] = ("fits",) if deadline.left_out else ()
+    picked = PlanResult(device_state, chosen, fallbacks=planning.fallbacks(pick), left_out=skipped)
     on_pick(picked)
     if not others:
         return picked
-    # The alternatives have a deadline of their own, and `left_out` from here on is about them, not about the pick.
-    planning.evaluator.start_search(until_alternatives)
+    planning.evaluator.deadline = alternatives_deadline
     quicker = planning.faster(pick)
     most = int(SMALLER * min(chosen.forecast.reserved, device_state.budget))
     # Later shards are encoded while the model is loaded, so their memory depends on the fit and sets no floor.
     floor = _floor(chosen.forecast, most) if not counts.later.shards else None
     smaller = planning.smaller(pick, most) if floor is None else None
-    searched_all = planning.knows_smallest and not planning.evaluator.left_out
+    searched_all = planning.knows_smallest and not alternatives_deadline.left_out
     smallest = smaller is None and (floor is not None or searched_all)
     quantized = planning.quantized(pick)
     streamed = planning.plan_of(planning.streamed) if planning.streamed else None
@@ -176,7 +172,7 @@ def plan(
         floor=floor,
         quantized=quantized,
         streamed=streamed,
-        alternatives_complete=not planning.evaluator.left_out,
+        left_out=(*skipped, "alternatives") if alternatives_deadline.left_out else skipped,
     )
 
 
@@ -202,7 +198,7 @@ class _Planning:
         device_state: DeviceState,
         traces: TraceLibrary,
         counts: PhaseCounts,
-        until: float | None,
+        deadline: Deadline,
         runs: RunSimulator | None = None,
         encoding: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -214,14 +210,13 @@ class _Planning:
         self.device_state = device_state
         self.traces = traces
         self.counts = counts if workload.previews else replace(counts, previews=0)
-        self.until = until
         self.knows_smallest = True
         """Whether the fit that needs the least memory was evaluated if no smaller plan was found."""
         self.failed_to_encode = False
         """Whether encoding images exceeds the budget, in which case no fit works."""
         self.streamed: FitConfig | None = None
         """Best streamed fit, if it was rejected because it is too slow."""
-        self.evaluator = self._evaluator(self._fits, until)
+        self.evaluator = self._evaluator(self._fits, deadline)
         self._runs = runs or RunSimulator(device_state)
 
     @property
@@ -325,14 +320,14 @@ class _Planning:
         bits = dict.fromkeys(placement.quantize for placement in self.placements)
         return [[fit for fit in choices if fit.quantize == quantize] for quantize in bits]
 
-    def _first_fit_after_deadline(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
-        """Return a fit that works among those skipped because time ran out (``left_out``); None if there is none.
+    def _first_fit_after_deadline(self, skipped: Sequence[FitConfig]) -> FitConfig | None:
+        """Return a fit that works among those ``skipped`` because time ran out; None if there is none.
 
         The fastest fits that lack only preview traces are tried first, because the fit that saves the most memory would
         be slow for the whole run. That fit is next: if its tensors alone exceed the budget, nearly all others are ruled
         out too.
         """
-        saving_first = sorted(left_out, key=self._saving, reverse=True)
+        saving_first = sorted(skipped, key=self._saving, reverse=True)
         half_known = [fit for fit in saving_first if self.evaluator.knows_steps(fit)]
         quickest_first = sorted(half_known, key=lambda fit: self.evaluator.preference(fit).time)
         # Regardless of the deadline, or these fits would be skipped again: a late plan is better than none.
@@ -460,20 +455,29 @@ class _Planning:
         )
 
     def nothing_fits(self, *, look_for_change: bool) -> PlanResult:
-        """Return a result without a pick: the smallest fit, its excess, and the smallest recipe change that fits."""
+        """Return a result without a pick: the smallest fit, its excess, and the smallest recipe change that fits.
+
+        Changes for which no time is left are "alternatives" that were left out.
+        """
         smallest = self.plan_of(self.smallest, brief=False)
         missing = max(smallest.forecast.reserved - self.device_state.budget, 1)
         found = self._reduced_recipe(self._within(self.smallest).failed_in) if look_for_change else None
-        return PlanResult(self.device_state, None, excess_bytes=missing, smaller=smallest, reduced_recipe=found)
+        return PlanResult(
+            self.device_state,
+            None,
+            excess_bytes=missing,
+            smaller=smallest,
+            reduced_recipe=found,
+            left_out=("alternatives",) if self.evaluator.deadline.left_out else (),
+        )
 
     def _reduced_recipe(self, failed_in: ForecastPhase | None) -> ReducedRecipe | None:
         for change in reduced_recipes(self.workload):
             if failed_in == "cache_pictures" and "resolution" not in change.keys:
                 continue  # encoding images depends on nothing else in a recipe
             workload = change.applied_to(self.workload)
-            other = _Planning(
-                workload, self.written, self.device_state, self.traces, self.counts, self.until, self._runs
-            )
+            deadline = self.evaluator.deadline
+            other = _Planning(workload, self.written, self.device_state, self.traces, self.counts, deadline, self._runs)
             # Most changes still do not fit; checking the smallest fit alone rejects them without a search.
             if other.smallest_fits and (pick := other.best(other.choices)) is not None:
                 return ReducedRecipe(change, other.plan_of(pick))
@@ -502,7 +506,7 @@ class _Planning:
             return False
         return not self.evaluator.cannot_fit(self.smallest) and self._fits(self.smallest)
 
-    def _evaluator(self, fits: Callable[[FitConfig], bool], until: float | None) -> Evaluator:
+    def _evaluator(self, fits: Callable[[FitConfig], bool], deadline: Deadline) -> Evaluator:
         return Evaluator(
             self.workload,
             self.traces,
@@ -511,7 +515,7 @@ class _Planning:
             fits,
             previews=self.counts.previews,
             free_choice=self.written.allow_quantized,
-            until=until,
+            deadline=deadline,
             later=lambda: self.prefetched,
         )
 

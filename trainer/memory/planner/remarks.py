@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer.memory.trace.workload import Workload, lengths_of
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from trainer.gpu import GpuProcess
     from trainer.memory.device.device_state import DeviceState
     from trainer.memory.forecast.cache_shards import LaterShards
-    from trainer.memory.planner.planner import PlanResult
+    from trainer.memory.planner.planner import PlanResult, SearchPart
     from trainer.memory.planner.request import PlanRequest
     from trainer.protocol.forecast import Forecast
 
+INCOMPLETE: Mapping[SearchPart, str] = {"fits": "search.incomplete", "alternatives": "alternatives.incomplete"}
+"""Codes of the remarks on what time ran out for."""
 _MAX_PROGRAMS = 3
 """Maximum number of programs to name if the driver reports no sizes."""
 
 
 def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> Iterator[Remark]:
     """Yield the remarks on a plan; pass `whole=False` while its search has not finished."""
-    if whole and not planned.complete:
-        yield Remark("search.incomplete")
-    elif whole and not planned.alternatives_complete:
-        yield Remark("alternatives.incomplete")
+    if whole and planned.left_out:
+        yield Remark(INCOMPLETE[planned.left_out[0]])
     yield from request.remarks
     if planned.floor is not None:
         yield Remark("smaller.phase", {"phase": planned.floor.phase, "bytes": planned.floor.reserved})

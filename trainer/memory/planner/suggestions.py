@@ -17,6 +17,7 @@ from trainer.memory.forecast.schedule import (
     step_seconds,
     training_totals,
 )
+from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
 from trainer.memory.trace.workload import BucketUse, Workload
@@ -151,12 +152,18 @@ def padding_saved(
 
 
 def suggestions(
-    workload: Workload, fit: FitConfig, device_state: DeviceState, traces: TraceLibrary
+    workload: Workload, fit: FitConfig, device_state: DeviceState, traces: TraceLibrary, deadline: Deadline
 ) -> Iterator[Suggestion]:
-    """Yield suggestions that save memory, those for the fit first; missing traces are recorded."""
+    """Yield suggestions that save memory, those for the fit first.
+
+    Missing traces are recorded until the deadline is over, which then leaves out keys whose effect is unknown.
+    """
     planned = replace(workload, fit=fit)
     now = training_figures(planned, device_state, traces)
     for key, value, other in _changed(planned):
+        known = traces.has_steps(other, bounding_shapes(other)[0], other.fit.micro_batch or 1)
+        if not known and deadline.leaves_out(key):
+            continue
         then = training_figures(other, device_state, traces)
         if then[0] < now[0]:
             yield Suggestion(key, value, now[0] - then[0], then[1] / now[1])

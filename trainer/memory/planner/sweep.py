@@ -30,6 +30,7 @@ from trainer.memory.planner.optimizers import (
     temporary_bytes,
 )
 from trainer.memory.planner.search_space import Checkpointing
+from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.interpolate import StepFamily, StepShape, read_family
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.workload import Workload, complete_fit
@@ -63,18 +64,17 @@ def sweep(
     written: FitConfig,
     device_state: DeviceState,
     traces: TraceLibrary,
-    *,
-    until: float,
+    deadline: Deadline,
     check: Callable[[], None] = lambda: None,
 ) -> Sweep:
     """Return the configurations that fill a GPU best; keys of the fit that the user has ``written`` do not change.
 
-    No trace is recorded after ``until`` (in time.monotonic() seconds); what needs one is left out. ``check`` is called
-    often and may raise to cancel. Raises JobError if none of the GPU's memory can be used.
+    No trace is recorded after ``deadline``; what needs one is left out. ``check`` is called often and may raise to
+    cancel. Raises JobError if none of the GPU's memory can be used.
     """
     device_state.require_budget()
     began = time.monotonic()
-    search = _Sweep(workload, written, device_state, traces, until, check)
+    search = _Sweep(workload, written, device_state, traces, deadline, check)
     fitting = [point for method in search.methods for point in search.points_of(method)]
     best = list(_undominated(fitting))
     shown = search.simulated(best)
@@ -102,7 +102,7 @@ class _Sweep:
     written: FitConfig
     device_state: DeviceState
     traces: TraceLibrary
-    until: float
+    deadline: Deadline
     check: Callable[[], None]
     computed: set[tuple[object, ...]] = field(default_factory=set)
     too_large: set[tuple[object, ...]] = field(default_factory=set)
@@ -216,7 +216,7 @@ class _Sweep:
             fit = complete_fit(self.written.replaced(dtype=self.written.dtype or dtype))
             fit = fit.replaced(quantize=method.quantize, gradient_checkpointing=method.checkpointing)
             self.check()
-            family = read_family(replace(self.workload, fit=fit), self.traces, self.until)
+            family = read_family(replace(self.workload, fit=fit), self.traces, self.deadline)
             if family is None:
                 return None
             self.families[method] = family

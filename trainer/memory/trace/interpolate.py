@@ -7,7 +7,6 @@ attention pads to whole blocks of tokens, and the FLOPs of self-attention are qu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.derive import DEPTHS, RANKS, SHAPES, have_same_events, padded_tokens
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import BLOCK, MemoryTrace, Storage, Totals, Work
@@ -87,12 +87,12 @@ class StepFamily:
         return self._line, (shape.rank, shape.pixels, shape.batch)
 
 
-def read_family(workload: Workload, traces: TraceLibrary, until: float) -> StepFamily | None:
-    """Return the family of a workload; None if its traces are missing and cannot be recorded before ``until``.
+def read_family(workload: Workload, traces: TraceLibrary, deadline: Deadline) -> StepFamily | None:
+    """Return the family of a workload; None if its traces are missing and cannot be recorded before ``deadline``.
 
-    Time is as in time.monotonic(). Without traces of several numbers of images, only that number can be interpolated.
+    Without traces of several numbers of images, only that number can be interpolated.
     """
-    _record(workload, traces, until)
+    _record(workload, traces, deadline)
     shapes = [width * height for width, height in SHAPES[workload.family]]
     corners: dict[int, list[MemoryTrace]] = {}
     steps: dict[int, _Grid] = {}
@@ -122,7 +122,7 @@ def requests(workload: Workload, count: int) -> list[TraceRequest]:
     ]
 
 
-def _record(workload: Workload, traces: TraceLibrary, until: float) -> None:
+def _record(workload: Workload, traces: TraceLibrary, deadline: Deadline) -> None:
     """Record missing traces until the time is over, those of one rank after the other: models are built once for each.
 
     What has been recorded is kept, so that the next sweep continues here.
@@ -131,9 +131,9 @@ def _record(workload: Workload, traces: TraceLibrary, until: float) -> None:
     missing = [request for request in wanted if not traces.has(request)]
     traces.set_prefetch(lambda: missing[::-1])  # a second process begins at the other end
     for request in missing:
-        if time.monotonic() > until:
+        if deadline.leaves_out(request):
             return
-        traces.ensure(request)
+        traces.read(request)
 
 
 def _rank_of(request: TraceRequest) -> int:

@@ -97,31 +97,23 @@ class TraceLibrary:
         """Set a function that returns the likely next requests, most urgent first."""
         self._likely_requests = requests
 
-    def ensure(self, request: TraceRequest) -> None:
-        """Ensure that the traces of a request are on disk."""
-        self._ensure_traces(request)
-
-    def read(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
-        """Return the traces of a request; they are recorded if they are missing."""
-        return self._ensure_traces(request)
-
     def steps(self, workload: Workload, bucket: Size | Shape, images: int) -> Steps[MemoryTrace]:
         """Return the traces of training on micro-batches of ``images`` images of size or shape ``bucket``."""
-        micro = self._ensure_traces(TraceRequest(workload, "micro", (bucket, images)))
+        micro = self.read(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase(workload, "optimizer"))
 
     def step_summaries(self, workload: Workload, bucket: Size | Shape, images: int) -> Steps[TraceSummary]:
         """Return the summaries of the traces that ``steps`` returns."""
-        micro = self._ensure_summaries(TraceRequest(workload, "micro", (bucket, images)))
+        micro = self._read_summaries(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase_summaries(workload, "optimizer"))
 
     def phase(self, workload: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
         """Return the traces of a phase other than training, or of the optimizer step."""
-        return self._ensure_traces(TraceRequest(workload, part))
+        return self.read(TraceRequest(workload, part))
 
     def phase_summaries(self, workload: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
         """Return the summaries of the traces that ``phase`` returns."""
-        return self._ensure_summaries(TraceRequest(workload, part))
+        return self._read_summaries(TraceRequest(workload, part))
 
     def has_steps(self, workload: Workload, bucket: Size | Shape, images: int) -> bool:
         """Return whether these micro-batches and the optimizer step are available without tracing."""
@@ -133,31 +125,31 @@ class TraceLibrary:
 
     def has(self, request: TraceRequest) -> bool:
         """Return whether a request can be served without tracing."""
-        if self._read_summaries(request.key) is not None:
+        if self._load_summaries(request.key) is not None:
             return True
         return any(all(map(self.has, rule.sources)) for rule in rules(request))
 
-    def _ensure_summaries(self, request: TraceRequest) -> tuple[TraceSummary, ...]:
-        found = self._read_summaries(request.key)
-        return self._summarize(request.key, self._ensure_traces(request)) if found is None else found
+    def _read_summaries(self, request: TraceRequest) -> tuple[TraceSummary, ...]:
+        found = self._load_summaries(request.key)
+        return self._summarize(request.key, self.read(request)) if found is None else found
 
     def _stored_or_derived(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
         """Return a request's traces, or None if they have to be traced; empty if the fit does not have this phase."""
-        here = self._read(request.key)
+        here = self._load(request.key)
         return self._derive(request) if here is None else here
 
-    def _ensure_traces(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
-        """Return the traces of a request: stored, derived, or traced.
+    def read(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
+        """Return the traces of a request: stored, derived, or traced and then stored.
 
         Instead of a large micro-batch, two small ones are traced, from which it is derived. This is faster, and other
         micro-batch sizes can then be derived at almost no cost.
         """
-        if (here := self._read(request.key)) is not None:
+        if (here := self._load(request.key)) is not None:
             return here
         found = self._derive(request)
         if found is None and request.part == "micro" and request.more[1] > LARGEST_TRACED:
             for images in IMAGE_COUNTS:  # the sources of the rule by micro-batch size
-                self._ensure_traces(replace(request, more=(request.more[0], images)))
+                self.read(replace(request, more=(request.more[0], images)))
             found = self._derive(request)
         if found is None:
             return self._trace(request)
@@ -179,13 +171,13 @@ class TraceLibrary:
         whole = tuple(trace for trace in traces if trace is not None)
         return whole if len(whole) == len(traces) else None
 
-    def _read(self, key: str) -> tuple[MemoryTrace, ...] | None:
+    def _load(self, key: str) -> tuple[MemoryTrace, ...] | None:
         if key not in self._traces and (traces := self.store.load(key)) is not None:
             self._traces[key] = traces
             self.used.add(key)
         return self._traces.get(key)
 
-    def _read_summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
+    def _load_summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
         if key not in self._summaries and (summaries := self.store.summaries(key)) is not None:
             self._summaries[key] = summaries
             self.used.add(key)
@@ -207,7 +199,7 @@ class TraceLibrary:
         if self.prefetcher is not None:
             # The second process may be tracing just this: waiting for it is quicker than tracing it twice.
             self.prefetcher.finish(key)
-            if (found := self._read(key)) is not None:
+            if (found := self._load(key)) is not None:
                 return found
         for other, traces in _traced(request, self.has_phase).items():
             self._save(other, self._keep(other, traces))
@@ -231,9 +223,9 @@ class TraceLibrary:
             self.store.save(key, traces)
 
 
-def make_tracer(store: TraceStore) -> Callable[[TraceRequest], None]:
+def make_tracer(store: TraceStore) -> Callable[[TraceRequest], object]:
     """Return a function that traces requests into a store."""
-    return TraceLibrary(store).ensure
+    return TraceLibrary(store).read
 
 
 def prepare() -> None:

@@ -27,7 +27,7 @@ LONGEST = 120.0
 PATIENCE = 3.0
 
 
-Tracer = Callable[[TraceStore], Callable[[TraceRequest], None]]
+Tracer = Callable[[TraceStore], Callable[[TraceRequest], object]]
 """Factory of a store's tracing function, called in the second process; must be at module level to be pickled."""
 
 

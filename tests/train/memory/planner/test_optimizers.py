@@ -119,6 +119,6 @@ def test_rows_start_with_the_job_s_own_optimizer_and_only_that_is_traced() -> No
     assert [row.name for row in rows if row.exact] == [row.name for row in rows if row.chosen] == ["lion"]
     by_name = {row.name: row for row in rows}
     assert 2 * by_name["lion"].state < by_name["adamw"].state < 3 * by_name["lion"].state  # and step counters
-    traces.ensure(TraceRequest(with_optimizer(workload, config_of("prodigy")), "optimizer"))
+    traces.read(TraceRequest(with_optimizer(workload, config_of("prodigy")), "optimizer"))
     again = {row.name: row for row in optimizer_rows(workload, device_state_with(2**30), traces)}
     assert again["prodigy"].exact and again["prodigy"].peak == pytest.approx(by_name["prodigy"].peak, rel=0.001)

@@ -20,6 +20,7 @@ from trainer.memory.forecast.schedule import RunSchedule, bounding_shapes, trans
 from trainer.memory.planner.planner import PlanResult, plan
 from trainer.memory.planner.search_space import nested_sets
 from trainer.memory.planner.suggestions import changed, reduced_recipes
+from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import blocks
 from trainer.memory.trace.store import TraceStore
@@ -143,7 +144,7 @@ def test_with_room_for_everything_nothing_is_saved(ample: PlanResult) -> None:
         4,
         False,
     )
-    assert (ample.pick.quality, ample.faster, ample.excess_bytes, ample.complete) == ("exact", None, 0, True)
+    assert (ample.pick.quality, ample.faster, ample.excess_bytes, ample.left_out) == ("exact", None, 0, ())
     assert ample.pick.forecast.budget == AMPLE
     assert ample.smaller is not None
     assert ample.smaller.forecast.allocated < ample.pick.forecast.allocated
@@ -228,6 +229,18 @@ def test_where_nothing_fits_the_smallest_change_is_offered(traces: TraceLibrary)
     assert planned.reduced_recipe.plan.forecast.fits
 
 
+def test_changes_that_time_was_too_short_for_are_not_denied(traces: TraceLibrary, tmp_path: Path) -> None:
+    """Whether a lower resolution fits takes traces; without time for them, the result says that it is incomplete."""
+    subject = small_workload(previews=False, side=512, effective_batch=1)
+    written, empty = FitConfig(quantize="none", gradient_checkpointing="none"), TraceLibrary(TraceStore(tmp_path))
+    fitting = plan(subject, written, device_state_with(AMPLE), traces, OCCASIONS, others=False).pick
+    assert fitting is not None
+    less = device_state_with(fitting.forecast.reserved // 2)
+    hurried = plan(subject, written, less, empty, OCCASIONS, deadline=Deadline(0))
+    assert (hurried.pick, hurried.reduced_recipe, hurried.left_out) == (None, None, ("alternatives",))
+    assert plan(subject, written, less, traces, OCCASIONS).left_out == ()
+
+
 def _rate():  # type: ignore[no-untyped-def]
     return device_state_with(AMPLE).rate
 
@@ -261,14 +274,14 @@ def test_past_its_time_a_plan_takes_what_is_known(traces: TraceLibrary, tmp_path
     subject = small_workload(effective_batch=4)
     written = FitConfig(quantize="none")
     empty = TraceLibrary(TraceStore(tmp_path))
-    hurried = plan(subject, written, device_state_with(AMPLE), empty, OCCASIONS, until=0.0, others=False)
+    hurried = plan(subject, written, device_state_with(AMPLE), empty, OCCASIONS, deadline=Deadline(0), others=False)
     assert hurried.pick is not None
-    assert not hurried.complete
+    assert hurried.left_out == ("fits",)
     assert hurried.pick.forecast.fits
     assert (hurried.pick.fit.gradient_checkpointing, hurried.pick.fit.micro_batch) == ("none", 1)
     patient = plan(subject, written, device_state_with(AMPLE), traces, OCCASIONS, others=False)
     assert patient.pick is not None
-    assert patient.complete
+    assert not patient.left_out
     assert patient.pick.forecast.seconds <= hurried.pick.forecast.seconds
 
 
@@ -329,7 +342,7 @@ def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: TraceLibrary
     )
     soon, last = told
     assert soon.pick is not None
-    assert (soon.complete, soon.pick.forecast.fits) == (False, True)
+    assert (soon.left_out, soon.pick.forecast.fits) == (("fits",), True)
     assert (soon.pick.fit == likely) == (known == "fits")
     assert soon.pick.quality == "exact"
     assert last == wanted
@@ -345,12 +358,13 @@ def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: TraceLibrary,
     assert room is not None
     within = device_state_with(room.forecast.reserved)
     whole = plan(subject, FitConfig(), within, traces, OCCASIONS)
-    hurried = plan(subject, FitConfig(), within, TraceLibrary(TraceStore(tmp_path)), OCCASIONS, until_alternatives=0.0)
+    hurried = plan(
+        subject, FitConfig(), within, TraceLibrary(TraceStore(tmp_path)), OCCASIONS, alternatives_deadline=Deadline(0)
+    )
     assert hurried.pick is not None
     assert whole.pick is not None
     assert hurried.pick.fit == whole.pick.fit
-    assert (whole.complete, whole.alternatives_complete) == (True, True)
-    assert (hurried.complete, hurried.alternatives_complete) == (True, False)
+    assert (whole.left_out, hurried.left_out) == ((), ("alternatives",))
     assert whole.smallest or not hurried.smallest
 
 
@@ -360,7 +374,7 @@ def test_in_haste_nothing_smaller_is_not_denied(traces: TraceLibrary, tmp_path: 
     whole = plan(subject, written, device_state_with(AMPLE), traces, OCCASIONS)
     assert whole.smaller is not None
     empty = TraceLibrary(TraceStore(tmp_path))
-    hurried = plan(subject, written, device_state_with(AMPLE), empty, OCCASIONS, until_alternatives=0.0)
+    hurried = plan(subject, written, device_state_with(AMPLE), empty, OCCASIONS, alternatives_deadline=Deadline(0))
     assert (hurried.smaller, hurried.floor) == (None, None)
     assert not hurried.smallest
 
@@ -374,9 +388,9 @@ def test_haste_rounds_no_base(traces: TraceLibrary, tmp_path: Path) -> None:
     few, known = device_state_with(found.pick.forecast.reserved), TraceLibrary(TraceStore(tmp_path))
     rounded = plan(subject, FitConfig(quantize="int8"), few, known, OCCASIONS, others=False)
     assert rounded.pick is not None
-    hurried = plan(subject, FitConfig(), few, known, OCCASIONS, until=0.0, others=False)
+    hurried = plan(subject, FitConfig(), few, known, OCCASIONS, deadline=Deadline(0), others=False)
     assert hurried.pick is not None
-    assert (hurried.pick.quality, hurried.complete) == ("exact", False)
+    assert (hurried.pick.quality, hurried.left_out) == ("exact", ("fits",))
 
 
 def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]) -> None:

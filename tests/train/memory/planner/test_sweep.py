@@ -21,6 +21,7 @@ from trainer.memory.forecast.schedule import RunSchedule, step_seconds, training
 from trainer.memory.planner.request import PlanRequest
 from trainer.memory.planner.sweep import BATCHES, RANKS, SHOWN, SIDES, sweep
 from trainer.memory.trace import interpolate
+from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.derive import SHAPES
 from trainer.memory.trace.interpolate import COUNTS, StepShape, read_family
 from trainer.memory.trace.library import TraceLibrary
@@ -31,7 +32,6 @@ from trainer.protocol.sweep import Sweep, SweepPoint, sweep_from
 
 # The only way of training SD 1.5 whose traces ship; nothing here has to be traced.
 KNOWN = FitConfig(quantize="none", gradient_checkpointing="none")
-NOW = 0.0
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def asked(gpu: str = "8GB", family: Family = "sd15") -> PlanRequest:
 @cache
 def swept(traces: TraceLibrary, gpu: str = "8GB", written: FitConfig = KNOWN) -> Sweep:
     request = asked(gpu)
-    return sweep(request.workload, written, request.device_state, traces, until=NOW)
+    return sweep(request.workload, written, request.device_state, traces, Deadline(0))
 
 
 def workload_at(shape: StepShape, optimizer: str = "adamw") -> Workload:
@@ -62,7 +62,7 @@ def workload_at(shape: StepShape, optimizer: str = "adamw") -> Workload:
 
 @pytest.mark.parametrize("shape", [StepShape(1, 768, 8), StepShape(2, 1024, 128), StepShape(4, 512, 16)], ids=str)
 def test_an_interpolated_step_equals_the_derived_one(traces: TraceLibrary, shape: StepShape) -> None:
-    family = read_family(workload_at(shape), traces, NOW)
+    family = read_family(workload_at(shape), traces, Deadline(0))
     assert family is not None
     steps = traces.step_summaries(workload_at(shape), (shape.side, shape.side), shape.batch)
     assert family.step_totals(shape) == steps.micro_first.totals
@@ -80,12 +80,12 @@ def test_missing_traces_are_recorded_while_there_is_time_and_continued_later(
     # At rank 32 some operations are as large as others of so small a model, and would be counted together.
     monkeypatch.setattr(interpolate, "RANKS", (12, 20))
     workload, recorded = small_workload(previews=False), TraceLibrary(TraceStore(tmp_path))
-    assert read_family(workload, recorded, NOW) is None and not recorded.traced
+    assert read_family(workload, recorded, Deadline(0)) is None and not recorded.traced
     recorded.set_before_tracing(_stop_after(recorded, 3))
     with pytest.raises(Stopped):
-        read_family(workload, recorded, float("inf"))
+        read_family(workload, recorded, Deadline())
     again = TraceLibrary(TraceStore(tmp_path))
-    family = read_family(workload, again, float("inf"))
+    family = read_family(workload, again, Deadline())
     assert family is not None and len(again.traced) == len(COUNTS) * 4 - 3
     # Three images and rank 15 are between those that were recorded.
     steps = again.step_summaries(workload.at_rank(15), SHAPES["sd15"][0], 3)
@@ -108,7 +108,7 @@ def test_early_stopping_skips_nothing_that_fits(traces: TraceLibrary) -> None:
     """For each rank and resolution, the largest batch that fits, found by trying all of them."""
     found, budget = swept(traces), asked().device_state.budget
     points = [*found.points, *found.others]
-    family = read_family(workload_at(StepShape(1, 512, 32)), traces, NOW)
+    family = read_family(workload_at(StepShape(1, 512, 32)), traces, Deadline(0))
     assert family is not None
     for rank, side in product((8, 128), SIDES["sd15"]):
         steps = traces.step_summaries(workload_at(StepShape(1, side, rank)), (side, side), 1)
@@ -177,7 +177,7 @@ def test_without_traces_and_time_ways_of_training_are_left_out_by_name(traces: T
     """No trace ships for a LoRA of the attention layers alone."""
     request = asked()
     workload = replace(request.workload, recipe=request.workload.recipe.replaced(layers="attention"))
-    found = sweep(workload, FitConfig(), request.device_state, traces, until=NOW)
+    found = sweep(workload, FitConfig(), request.device_state, traces, Deadline(0))
     assert found.left_out == tuple(product(("none", "int8", "nf4"), ("none", "full")))
     assert (found.points, found.others, found.computed, found.skipped) == ((), (), 0, 0)
     assert found.missing == found.total == len(found.left_out) * len(BATCHES) * len(SIDES["sd15"]) * len(RANKS) * 2
@@ -198,13 +198,13 @@ def test_it_can_be_canceled(traces: TraceLibrary) -> None:
 
     request = asked()
     with pytest.raises(Canceled):
-        sweep(request.workload, KNOWN, request.device_state, traces, until=NOW, check=cancel)
+        sweep(request.workload, KNOWN, request.device_state, traces, Deadline(0), cancel)
 
 
 def test_a_full_gpu_is_an_error(traces: TraceLibrary) -> None:
     request = asked()
     with pytest.raises(JobError, match="none of its memory can be used"):
-        sweep(request.workload, KNOWN, replace(request.device_state, free_bytes=0), traces, until=NOW)
+        sweep(request.workload, KNOWN, replace(request.device_state, free_bytes=0), traces, Deadline(0))
 
 
 def _beats(one: SweepPoint, other: SweepPoint) -> bool:

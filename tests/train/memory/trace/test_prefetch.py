@@ -88,7 +88,7 @@ def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
     monkeypatch.setitem(sys.modules, "trainer.memory.trace.other_phases", None)  # cannot be imported
     told: list[str] = []
     with pytest.raises(ImportError):
-        TraceLibrary(TraceStore(tmp_path), lambda: told.append("tracing")).ensure(steps_of(3))
+        TraceLibrary(TraceStore(tmp_path), lambda: told.append("tracing")).read(steps_of(3))
     assert told == ["tracing"]
 
 
@@ -99,7 +99,7 @@ def test_its_tapes_are_those_that_are_traced_here(aside: TracePrefetcher, store:
         done.result()
     assert store.load(impossible.key) is None
     found, here = store.load(wish.key), TraceLibrary(TraceStore(tmp_path))
-    here.ensure(wish)
+    here.read(wish)
     assert found is not None
     for tape, own in zip(found, here.store.load(wish.key) or (), strict=True):
         assert (tape.storages, tape.work) == (own.storages, own.work)
@@ -151,7 +151,7 @@ def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch
         assert begun.wait(60)
         monkeypatch.setattr("trainer.memory.trace.prefetch.LONGEST", 0.0)
         traces = TraceLibrary(store, aside=aside)
-        traces.ensure(wish)
+        traces.read(wish)
         assert store.load(wish.key) is not None
         for asked in (stuck, later):
             asked.result()
@@ -215,7 +215,7 @@ def test_ended_in_the_middle_it_leaves_what_it_was_at_to_others(tmp_path: Path) 
     aside.finish(wish.key)
     assert store.load(wish.key) is None
     traces = TraceLibrary(store)
-    traces.ensure(wish)
+    traces.read(wish)
     assert store.load(wish.key) is not None
 
 
@@ -223,7 +223,7 @@ def test_outlines_of_tapes_that_come_while_they_are_asked_for(tmp_path: Path) ->
     """Another process made them between the look for them and the trace."""
     store, wish = TraceStore(tmp_path), steps_of(7)
     with TracePrefetcher(store, make_tracer) as aside:
-        traces = TraceLibrary(store, lambda: TraceLibrary(store).ensure(wish), aside)
+        traces = TraceLibrary(store, lambda: TraceLibrary(store).read(wish), aside)
         outlines = traces.step_summaries(wish.workload, BUCKET, 1)
     assert outlines == TraceLibrary(store).step_summaries(wish.workload, BUCKET, 1)
 

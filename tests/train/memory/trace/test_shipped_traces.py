@@ -99,7 +99,7 @@ def test_tracing_again_gives_what_ships(
     )
     shipped = TraceStore(tmp_path / "none", asset_path("traces")).load(key)
     traces = TraceLibrary(TraceStore(tmp_path))
-    traces.ensure(request_of(note))
+    traces.read(request_of(note))
     assert traces.traced[0] == key
     made = traces.store.load(key)
     assert made is not None
@@ -124,7 +124,7 @@ def test_a_recipe_at_another_rank_and_shape_needs_no_trace(entries: Notes, shipp
     assert all(map(shipped.has, asked))
     for wish in asked:
         if wish.part in ("load", "quantise"):  # one of them is no tape at all
-            shipped.ensure(wish)
+            shipped.read(wish)
 
 
 def is_of_character(note: Mapping[str, Any], family: str) -> bool:
@@ -145,8 +145,8 @@ def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
 ) -> None:
     first = next(note for note in entries.values() if is_of_character(note, family) and note["part"] == "micro")
     wish, real = elsewhere(request_of(first)), TraceLibrary(TraceStore(tmp_path))
-    shipped.ensure(wish)
-    real.ensure(wish)
+    shipped.read(wish)
+    real.read(wish)
     assert real.traced == [wish.key]
     for one, traced in zip(shipped.store.load(wish.key) or (), real.store.load(wish.key) or (), strict=True):
         assert (one.storages, one.work) == (traced.storages, traced.work)
