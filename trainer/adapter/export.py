@@ -238,6 +238,8 @@ def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:
     plain = [slot.kohya for slot in adapter.slots if slot.kernel == 1]
     convolutions = [slot.kohya for slot in adapter.slots if slot.kernel == 3]
     arguments = {}
+    if facts.recipe.lora_plus_ratio:
+        arguments["loraplus_lr_ratio"] = str(facts.recipe.lora_plus_ratio)
     if convolutions:
         arguments["conv_dim"] = str(adapter.rank[convolutions[0]])
         arguments["conv_alpha"] = str(adapter.alpha[convolutions[0]])
@@ -288,6 +290,8 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         "ss_training_started_at": facts.started_at,
         "ss_training_comment": f"Impasto {__version__}",
     }
+    if recipe.max_weight_norm is not None:
+        values["ss_scale_weight_norms"] = recipe.max_weight_norm
     return {key: str(value) for key, value in values.items()} | _dataset(facts)
 
 

@@ -35,6 +35,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.conv_rank": ("conv_dim", "network_conv_dim"),
     "recipe.conv_alpha": ("network_conv_alpha",),
     "recipe.learning_rate": ("unet_lr", "lr", "unet_learning_rate"),
+    "recipe.lora_plus_ratio": ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"),
     "recipe.text_encoder.learning_rate": (
         "text_encoder_lr", "text_encoder_lr1", "te_lr", "train_text_encoder", "network_train_unet_only",
         "learning_rate_te1", "learning_rate_te",
@@ -61,6 +62,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.images_seen": ("samples_seen",),
     "recipe.effective_batch": ("train_batch_size", "batch_size", "gradient_accumulation_steps", "total_batch_size"),
     "recipe.max_grad_norm": ("clip_grad_norm", "gradient_clipping"),
+    "recipe.max_weight_norm": ("scale_weight_norms",),
     "recipe.clip_skip": ("text_encoder_layer_skip", "clip_skip_layers"),
     "recipe.token_chunks": ("max_token_length", "tokenizer_max_length"),
     "recipe.resolution": ("reso", "image_size"),
@@ -175,7 +177,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "optimizer_args": "set these as keys of [recipe.optimizer], such as recipe.optimizer.weight_decay",
     "lr_scheduler_args": "set these as keys of [recipe.schedule], such as recipe.schedule.cycles",
     "scale_v_pred_loss_like_noise_pred": "this weighting is not supported; recipe.objective.min_snr_gamma is similar",
-    "scale_weight_norms": "limiting the weight norm is not supported; use a lower recipe.alpha instead",
     "color_aug": "color augmentation is not supported",
     "face_crop_aug_range": "cropping around faces is not supported; set crops in the app",
     "ema": "EMA is not supported; recipe.optimizer.name = \"schedulefree\" also averages weights",

@@ -199,10 +199,10 @@ class Job(Section):
     """Where the LoRA is saved."""
 
 
-def learning_rates(job: Job) -> dict[str, float]:
+def learning_rates(job: Job) -> dict[Literal["unet", "text_encoder", "text_encoder_2"], float]:
     """Return the learning rate of each trained part, leaving out parts with rate 0."""
     recipe = job.recipe
-    rates = {
+    rates: dict[Literal["unet", "text_encoder", "text_encoder_2"], float] = {
         "unet": recipe.learning_rate,
         "text_encoder": recipe.text_encoder.learning_rate,
         "text_encoder_2": recipe.text_encoder_2.learning_rate,

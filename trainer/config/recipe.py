@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trainer.config.optimizer import AdafactorConfig, AdamWConfig, OptimizerConfig, ProdigyConfig, ScheduleFreeConfig
+from trainer.config.optimizer import (
+    AdafactorConfig,
+    AdamWConfig,
+    OptimizerConfig,
+    ProdigyConfig,
+    ScheduleFreeConfig,
+    averages_weights,
+)
 from trainer.config.schema import Section
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -158,6 +165,8 @@ class RecipeConfig(Section):
     """Alpha of 3x3 convolutions with layers = "all" (kohya: conv_alpha); default: the recipe's alpha."""
     learning_rate: LearningRate = Field(default=1e-4, title="UNet learning rate")
     """Learning rate of the UNet (kohya: unet_lr); typically 1e-4, or 1.0 for Prodigy; 0: not trained."""
+    lora_plus_ratio: float | None = Field(default=None, ge=1.0, le=1000.0, title="LoRA+ ratio")
+    """LoRA+: factor by which the up matrices learn faster (kohya: loraplus_lr_ratio); typically 4 to 16; default: 1."""
     text_encoder: TextEncoderConfig = TextEncoderConfig()
     """The text encoder (SDXL: the first, CLIP-L)."""
     text_encoder_2: TextEncoderConfig = TextEncoderConfig()
@@ -182,6 +191,8 @@ class RecipeConfig(Section):
     """Images per optimizer step (kohya: train_batch_size x gradient_accumulation_steps); fit.micro_batch splits it."""
     max_grad_norm: float = Field(default=1.0, ge=0.0, le=1e6, title="Max gradient norm")
     """Gradients with a larger norm are scaled down to it (kohya: max_grad_norm); 0: off."""
+    max_weight_norm: float | None = Field(default=None, gt=0.0, le=1e6, title="Max weight norm")
+    """A layer's LoRA with a larger norm is scaled down to it (kohya: scale_weight_norms); typically 1; default: off."""
     clip_skip: int | None = Field(default=None, ge=1, le=12)
     """Text encoder layer to use, counted as in kohya: 1 = last, 2 = penultimate; default: the last. SD 1.5 only."""
     token_chunks: Literal[75, 150, 225] = Field(default=75, title="Max token length")
@@ -229,6 +240,16 @@ class RecipeConfig(Section):
                 "must be equal for UNet and text encoders: Prodigy finds one rate for all; set each to 1.0",
             )
         yield from self._schedule_rules()
+        yield from self._matrix_rules()
+
+    def _matrix_rules(self) -> Iterator[tuple[str, str]]:
+        """Yield errors for settings of the up and down matrices that the optimizer cannot follow."""
+        own_rate = isinstance(self.optimizer, AdafactorConfig) and self.optimizer.relative_step
+        if self.lora_plus_ratio is not None and (own_rate or isinstance(self.optimizer, ProdigyConfig)):
+            who = "Adafactor with relative_step = true" if own_rate else "Prodigy"
+            yield "lora_plus_ratio", f"cannot be used: {who} finds one learning rate for all matrices"
+        if self.max_weight_norm is not None and averages_weights(self.optimizer):
+            yield "max_weight_norm", "cannot be used: Schedule-Free AdamW would not scale its averaged weights down"
 
     def _schedule_rules(self) -> Iterator[tuple[str, str]]:
         own_rate = isinstance(self.optimizer, AdafactorConfig) and self.optimizer.relative_step

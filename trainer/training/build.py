@@ -27,7 +27,8 @@ from trainer.training.engine import Engine
 from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.lr_schedule import Segment, multiplier_over
 from trainer.training.optim.master_weights import LossScaler, MasterWeights
-from trainer.training.optim.optimizer import build_optimizer
+from trainer.training.optim.optimizer import ParameterGroup, build_optimizer
+from trainer.training.optim.weight_norm import WeightNormLimit
 from trainer.training.step import StepModels
 
 
@@ -94,6 +95,7 @@ def assemble_engine(
         batches=parts.batches,
         collator=parts.collator,
         device=device,
+        norm_limit=WeightNormLimit.create(job.recipe.max_weight_norm, adapter, masters),
         scaler=LossScaler() if job.fit.dtype == "fp16" else None,
     )
 
@@ -120,11 +122,18 @@ def attach_adapter(
     return adapter, first
 
 
-def parameter_groups(
-    job: Job, adapter: Adapter, masters: MasterWeights
-) -> dict[str, tuple[float, list[torch.nn.Parameter]]]:
-    """Return the optimizer's parameter groups: each trained part's learning rate and master weights."""
-    return {
-        part: (rate, [master for key, master in masters.masters.items() if adapter.part_of[key] == part])
-        for part, rate in learning_rates(job).items()
-    }
+def parameter_groups(job: Job, adapter: Adapter, masters: MasterWeights) -> list[ParameterGroup]:
+    """Return the optimizer's parameter groups: each trained part's learning rate and master weights.
+
+    With LoRA+, the up matrices are in a second group with a higher rate (Hayou et al. 2024, "LoRA+: Efficient Low Rank
+    Adaptation of Large Models", equation 4).
+    """
+    ratio = job.recipe.lora_plus_ratio
+    ups = {slot.up for slot in adapter.slots} if ratio else set()
+    groups = []
+    for part, rate in learning_rates(job).items():
+        keys = [key for key in masters.masters if adapter.part_of[key] == part]
+        groups.append(ParameterGroup(part, rate, [masters.masters[key] for key in keys if key not in ups]))
+        if ratio:
+            groups.append(ParameterGroup(part, rate * ratio, [masters.masters[key] for key in keys if key in ups]))
+    return groups

@@ -22,6 +22,7 @@ from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.lr_schedule import Multiplier
 from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
 from trainer.training.optim.optimizer import set_learning_rates
+from trainer.training.optim.weight_norm import WeightNormLimit
 from trainer.training.step import MicroBatch, StepModels, training_step
 
 # Large odd multipliers keep the dropout seeds of nearby steps and micro-batches apart.
@@ -129,6 +130,8 @@ class Engine:
     batches: BatchSchedule
     collator: Collator
     device: torch.device
+    norm_limit: WeightNormLimit | None = None
+    """Limit of the norm of each layer's LoRA, if the recipe sets one."""
     scaler: LossScaler | None = None
     graphs: StepRecorder | None = None
     """Recorder that replays micro-batches of recorded shapes, if the job asks for it."""
@@ -236,6 +239,8 @@ class Engine:
         if reason is None:
             clip(self.master_weights, norm, self.job.recipe.max_grad_norm, self.loss_scale)
             self.optimizer.step()
+            if self.norm_limit is not None:
+                self.norm_limit.apply()
             self.master_weights.refresh()
         # Recorded graphs add gradients at fixed addresses, so those are zeroed in place while graphs are in use.
         self.master_weights.zero_grad(keep=self.graphs is not None and self.graphs.in_use)

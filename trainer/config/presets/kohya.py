@@ -32,7 +32,6 @@ _WHOLE = {"seed", "steps", "captions.keep_tokens"}
 # Settings of sd-scripts that Impasto does not support, with the values that mean off.
 _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "ss_adaptive_noise_scale": (),
-    "ss_scale_weight_norms": ("0", "0.0"),
     "ss_caption_dropout_every_n_epochs": ("0",),
     "ss_face_crop_aug_range": (),
     "ss_color_aug": ("False",),
@@ -157,7 +156,7 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
 
 
 def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
-    """Convert rank, alpha, layers and dropouts; a rank missing from the metadata is read from the tensors."""
+    """Convert rank, alpha, layers, dropouts and norms; a rank missing from the metadata is read from the tensors."""
     arguments = _json(values.get("ss_network_args"))
     arguments = arguments if isinstance(arguments, dict) else {}
     rank = _whole(values.get("ss_network_dim"))
@@ -177,7 +176,19 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
     arguments.pop("dropout", None)  # same as ss_network_dropout
     for name in ("rank_dropout", "module_dropout"):
         mapped.set(name, _number(arguments.pop(name, None)))
+    mapped.set("max_weight_norm", _number(values.get("ss_scale_weight_norms")) or None)
+    _lora_plus(arguments, mapped)
     mapped.notes.extend(f"ss_network_args.{_short(key)}: not supported" for key in list(arguments)[:20])
+
+
+def _lora_plus(arguments: dict[str, Any], mapped: Conversion) -> None:
+    """Convert LoRA+ ratios; the UNet's own ratio takes precedence, and a text encoder's own is not supported."""
+    common = _number(arguments.pop("loraplus_lr_ratio", None))
+    unet = _number(arguments.pop("loraplus_unet_lr_ratio", None)) or common
+    encoder = _number(arguments.pop("loraplus_text_encoder_lr_ratio", None)) or common
+    if encoder not in (None, unet):
+        mapped.notes.append("ss_network_args.loraplus_text_encoder_lr_ratio: the UNet's ratio is used for all parts")
+    mapped.set("lora_plus_ratio", unet)
 
 
 def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:

@@ -188,7 +188,7 @@ def rules(request: TraceRequest) -> list[DerivationRule]:
 
 def _by_rank(request: TraceRequest) -> DerivationRule | None:
     workload, rank = request.workload, request.workload.recipe.rank
-    if request.part in RANK_INDEPENDENT or rank in RANKS or not workload.has_one_rank:
+    if request.part in RANK_INDEPENDENT or rank in RANKS or not workload.scales_with_rank:
         return None
     one, other = (replace(request, workload=workload.at_rank(known)) for known in RANKS)
     return DerivationRule((one, other), partial(scale, sizes=RANKS, size=rank))

@@ -139,10 +139,14 @@ class Workload:
         return _plain(self.unet_config) == _plain(bundled_configs(self.family)["unet"])
 
     @property
-    def has_one_rank(self) -> bool:
-        """Return whether all parts of the LoRA have the same rank."""
+    def scales_with_rank(self) -> bool:
+        """Return whether all parts of the LoRA have the same rank, and every tensor of a step is linear in it.
+
+        The limit of weight norms multiplies matrices of rank × rank.
+        """
         recipe = self.recipe
-        return {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
+        one_rank = {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
+        return one_rank and recipe.max_weight_norm is None
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -227,7 +231,10 @@ class Workload:
             ),
             "dtype": fit.dtype,
             "clipped": recipe.max_grad_norm > 0,
-            "optimizer": _present(recipe.optimizer.model_dump(mode="json")),
+            # The last two are only listed when they are on, as tiling below.
+            "optimizer": _present(recipe.optimizer.model_dump(mode="json"))
+            | ({"lora_plus": True} if recipe.lora_plus_ratio else {})
+            | ({"weight_norms": True} if recipe.max_weight_norm else {}),
             "averaged": averages_weights(recipe.optimizer),
             # Tiling is only listed when it is on, so that the keys of shipped traces do not change.
             "vae_dtype": (fit.vae_dtype, "tiled") if fit.vae_encode_tiling else fit.vae_dtype,

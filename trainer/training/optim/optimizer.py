@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from schedulefree import AdamWScheduleFree
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from trainer.adapter.names import Part
 from trainer.config.optimizer import (
     AdafactorConfig,
     AdamW8bitConfig,
@@ -49,10 +50,18 @@ PAGED = ("state1", "state2")
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
 
-def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, Sequence[Parameter]]]) -> Optimizer:
+class ParameterGroup(NamedTuple):
+    """Master weights that share a learning rate."""
+
+    part: Part
+    learning_rate: float
+    weights: Sequence[Parameter]
+
+
+def build_optimizer(config: OptimizerConfig, groups: Iterable[ParameterGroup]) -> Optimizer:
     """Return a recipe's optimizer for fp32 master weights.
 
-    ``groups`` maps each trained part to its learning rate and weights. Each group of the optimizer has a ``part`` and a
+    The first group of a part has the part's own learning rate. Each group of the optimizer has a ``part`` and a
     ``base_lr``, from which :func:`set_learning_rates` computes the rate for every step; ``base_lr`` is None if
     Adafactor chooses the rate itself. Schedule-Free is put into train mode. Settings that a library would refuse, such
     as two rates with Prodigy, were already refused when the job was checked.
@@ -60,7 +69,7 @@ def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, S
     own_rate = isinstance(config, AdafactorConfig) and config.relative_step
     table = [
         {"params": list(weights), "part": part, "lr": None if own_rate else rate, "base_lr": None if own_rate else rate}
-        for part, (rate, weights) in groups.items()
+        for part, rate, weights in groups
     ]
     match config:
         case AdamWConfig():
@@ -85,10 +94,11 @@ def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, S
 
 
 def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, float]:
-    """Set every group's rate to its base rate times ``multiplier``; return the effective rates by part.
+    """Set every group's rate to its base rate times ``multiplier``; return the effective rate of each part.
 
-    Call this before each step with the schedule's value. Prodigy multiplies the rate by its estimated step size d, so
-    d times the rate is returned for it; with a multiplier of 0 neither its weights nor d change. Schedule-Free weights
+    That is the rate of the part's first group. Call this before each step with the schedule's value. Prodigy multiplies
+    the rate by its estimated step size d, so d times the rate is returned for it; with a multiplier of 0 neither its
+    weights nor d change. Schedule-Free weights
     its average by the largest rate so far, so with a falling schedule late steps count as much as early ones: its
     schedule should be constant, with its own warm-up. Adafactor with relative_step ignores the rate; the rate returned
     for it is its relative step, before the scaling by the weights that scale_parameter adds.
@@ -96,11 +106,11 @@ def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, flo
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
         if group["base_lr"] is None:
-            rates[group["part"]] = _relative_step(optimizer, group)
+            rates.setdefault(group["part"], _relative_step(optimizer, group))
             continue
         # From the base rate and not the current one, so rounding errors do not add up and a resume gives the same rate.
         group["lr"] = group["base_lr"] * multiplier
-        rates[group["part"]] = group["lr"] * group.get("d", 1.0)
+        rates.setdefault(group["part"], group["lr"] * group.get("d", 1.0))
     return rates
 
 

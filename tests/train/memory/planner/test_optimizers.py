@@ -33,7 +33,7 @@ from trainer.memory.trace.meta_models import empty_engine
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.train_step import trace_micro
 from trainer.memory.trace.workload import TraceRequest, Workload, complete_fit
-from trainer.training.optim.optimizer import build_optimizer
+from trainer.training.optim.optimizer import ParameterGroup, build_optimizer
 
 NAMES = [config.name for config in all_optimizers(RecipeConfig())]
 EVERYTHING = {"layers": "all", "conv_rank": 2, "text_encoder": {"learning_rate": 1e-5, "rank": 3}}
@@ -66,7 +66,7 @@ def stepped_bytes(config: OptimizerConfig, shapes: list[tuple[str, torch.Size]])
         start = torch.zeros(shape) if key.endswith("lora_up.weight") else torch.full(shape, 0.5)
         weights.append(torch.nn.Parameter(start))
         weights[-1].grad = torch.full(shape, 0.25)
-    optimizer = build_optimizer(config, {"unet": (1e-4, weights)})
+    optimizer = build_optimizer(config, [ParameterGroup("unet", 1e-4, weights)])
     optimizer.step()
     tensors: dict[int, Tensor] = {}
     for weight in weights:

@@ -61,6 +61,7 @@ SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sd15", 2, {}, {"quantize": "int8_products"}),
     ("sdxl", 1, {}, {"gradient_checkpointing": "full"}),
     ("sdxl", 2, {**TEXT, "token_chunks": 150}, {}),
+    ("sd15", 1, {"layers": "all", "max_weight_norm": 1e-6, "lora_plus_ratio": 16.0}, {}),
     ("sdxl", 3, {"max_grad_norm": 0.0}, {"gradient_checkpointing": ["up_blocks.0"]}),
 ]
 OPTIMIZERS = (

@@ -30,6 +30,7 @@ from trainer.memory.trace.meta_models import empty_engine
 from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.optim.optimizer import (
     HOST_READS,
+    ParameterGroup,
     averaged_weights,
     build_optimizer,
     pack_state,
@@ -66,9 +67,13 @@ def make_weights() -> list[Parameter]:
     return weights
 
 
+def in_parts(weights: list[Parameter], unet: float, text_encoder: float) -> list[ParameterGroup]:
+    return [ParameterGroup("unet", unet, weights[:2]), ParameterGroup("text_encoder", text_encoder, weights[2:])]
+
+
 def build(name: str, weights: list[Parameter]) -> torch.optim.Optimizer:
     rate = RATE.get(name, 1e-3)
-    return build_optimizer(CONFIGS[name], {"unet": (rate, weights[:2]), "text_encoder": (rate, weights[2:])})
+    return build_optimizer(CONFIGS[name], in_parts(weights, rate, rate))
 
 
 def take_steps(optimizer: torch.optim.Optimizer, weights: list[Parameter], steps: range) -> None:
@@ -165,7 +170,7 @@ def test_state_of_another_optimizer_is_refused() -> None:
     with pytest.raises(RunError, match="AdamW with 5 weights, the job has Prodigy with 5"):
         unpack_state(build("prodigy", weights), *pack_state(optimizer))
     with pytest.raises(RunError, match="with 5 weights, the job has AdamW with 2"):
-        unpack_state(build_optimizer(AdamWConfig(), {"unet": (1.0, weights[:2])}), *pack_state(optimizer))
+        unpack_state(build_optimizer(AdamWConfig(), [ParameterGroup("unet", 1.0, weights[:2])]), *pack_state(optimizer))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -276,7 +281,7 @@ def test_masters_lie_as_a_fused_optimizer_wants_them() -> None:
 
 def test_rates_are_the_base_rates_times_the_multiplier() -> None:
     weights = make_weights()
-    optimizer = build_optimizer(AdamWConfig(), {"unet": (1e-3, weights[:2]), "text_encoder": (1e-4, weights[2:])})
+    optimizer = build_optimizer(AdamWConfig(), in_parts(weights, 1e-3, 1e-4))
     assert set_learning_rates(optimizer, 0.5) == {"unet": 5e-4, "text_encoder": 5e-5}
     assert [group["lr"] for group in optimizer.param_groups] == [5e-4, 5e-5]
     assert set_learning_rates(optimizer, 0.25) == {"unet": 2.5e-4, "text_encoder": 2.5e-5}
@@ -304,7 +309,7 @@ def test_adafactor_says_its_relative_step() -> None:
     take_steps(optimizer, weights, range(3))
     assert set_learning_rates(optimizer, 1.0)["unet"] == pytest.approx(4e-6)
     assert optimizer.param_groups[0]["lr"] is None
-    plain = build_optimizer(AdafactorConfig(relative_step=True), {"unet": (1e-3, weights)})
+    plain = build_optimizer(AdafactorConfig(relative_step=True), [ParameterGroup("unet", 1e-3, weights)])
     assert set_learning_rates(plain, 0.1)["unet"] == 1e-2
     take_steps(plain, weights, range(1))
     plain.state[weights[0]]["step"] = 40_000
@@ -331,7 +336,7 @@ def test_schedule_free_average_comes_and_goes_exactly() -> None:
     working = {f"w{index}": Parameter(weight.detach().bfloat16()) for index, weight in enumerate(make_weights())}
     masters = MasterWeights(working)
     trained = list(masters.masters.values())
-    optimizer = build_optimizer(ScheduleFreeConfig(), {"unet": (1e-2, trained)})
+    optimizer = build_optimizer(ScheduleFreeConfig(), [ParameterGroup("unet", 1e-2, trained)])
     assert isinstance(optimizer, AdamWScheduleFree)
     take_steps(optimizer, trained, range(5))
     masters.refresh()
@@ -360,7 +365,7 @@ def test_schedule_free_average_comes_and_goes_exactly() -> None:
 def test_other_optimizers_have_no_average() -> None:
     weights = make_weights()
     masters = MasterWeights({"w": weights[0]})
-    optimizer = build_optimizer(AdamWConfig(), {"unet": (1e-2, list(masters.masters.values()))})
+    optimizer = build_optimizer(AdamWConfig(), [ParameterGroup("unet", 1e-2, list(masters.masters.values()))])
     take_steps(optimizer, list(masters.masters.values()), range(2))
     former = masters.masters["w"].detach().clone()
     with averaged_weights(optimizer, masters):

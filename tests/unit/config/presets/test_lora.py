@@ -155,6 +155,7 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
     }
     assert (found["layers"], found["conv_rank"], found["conv_alpha"]) == ("all", 8, 4.0)
     assert (found["dropout"], found["rank_dropout"]) == (0.1, 0.05)
+    assert found["max_weight_norm"] == 1.0
     assert found["text_encoder"] == found["text_encoder_2"] == {"learning_rate": 1.0}
     assert (found["effective_batch"], found["resolution"], found["token_chunks"]) == (6, 1024, 75)
     assert found["images"] == {
@@ -170,14 +171,13 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
     assert "clip_skip" not in found
     named = [each.partition(": ")[0] for each in made.left_out]
     assert named == [
-        "ss_network_args.loraplus_unet_lr_ratio",
         "ss_optimizer.decouple",
         "ss_text_encoder_lr",
         "ss_text_encoder_lr",
         "ss_huber_schedule",
         "ss_adaptive_noise_scale",
-        "ss_scale_weight_norms",
         "notes",
+        "recipe.lora_plus_ratio",  # Prodigy has one rate
     ]
     preset = made.preset
     assert (preset.name, preset.author, preset.license, preset.notes) == ("Gouache-XL", "Zoë", "CC-BY-4.0", "")

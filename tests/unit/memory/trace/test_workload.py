@@ -170,8 +170,8 @@ def test_of_optimizers_other_phases_depend_on_averages_alone(part: TracePart) ->
 
 def test_one_rank_for_all_of_a_lora() -> None:
     many = {"rank": 8, "conv_rank": 4, "text_encoder": {"rank": 2}, "text_encoder_2": {"rank": 2}}
-    assert not subject(many).has_one_rank
-    assert subject(many).at_rank(32).has_one_rank
+    assert not subject(many).scales_with_rank
+    assert subject(many).at_rank(32).scales_with_rank
     keys = {subject(recipe).at_rank(32).key("micro") for recipe in (many, {"rank": 32})}
     assert len(keys) == 1
     assert keys != {subject(many).at_rank(16).key("micro")}
