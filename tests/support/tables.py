@@ -78,8 +78,11 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     if recipe["optimizer"]["name"] in ("schedulefree", "adafactor"):
         recipe["schedule"].pop("kind", None)
         recipe["optimizer"].pop("warmup_init", None)
+    for key in ("timestep_bias_begin", "timestep_bias_end"):
+        recipe["objective"].pop(key, None)
     for section, low, high in (("objective", "timestep_min", "timestep_max"), ("images", "bucket_min", "bucket_max")):
         if recipe[section].keys() >= {low, high}:
             recipe[section].update(zip((low, high), sorted((recipe[section][low], recipe[section][high])), strict=True))
-    recipe["objective"].pop("debiased_estimation", None)
+    for key in ("debiased_estimation", "p2_gamma"):
+        recipe["objective"].pop(key, None)
     return recipe

@@ -21,7 +21,7 @@ from trainer.adapter.attach import Adapter
 from trainer.adapter.names import TEXT_ATTENTION, Slot
 from trainer.config.base import ARCHITECTURES, BASE_VERSIONS, SIDE_FILE_VERSIONS, Family, Prediction
 from trainer.config.presets.preset import RECIPE_KEY
-from trainer.config.recipe import RecipeConfig
+from trainer.config.recipe import ObjectiveConfig, RecipeConfig
 from trainer.errors import LoraFileError
 from trainer.files.header import read_header
 from trainer.files.rewriting import header_bytes, lora_hashes
@@ -278,7 +278,8 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         "ss_clip_skip": recipe.clip_skip,
         "ss_max_token_length": recipe.token_chunks,
         "ss_seed": recipe.seed,
-        "ss_loss_type": "l2" if objective.loss == "mse" else "huber",
+        "ss_loss_type": "l2" if objective.loss == "mse" else objective.loss,
+        **_later_settings(objective),
         "ss_noise_offset": objective.noise_offset or None,
         "ss_multires_noise_discount": objective.multires_discount or None,
         "ss_multires_noise_iterations": objective.multires_iterations if objective.multires_discount else None,
@@ -293,6 +294,20 @@ def _training(facts: ExportFacts) -> dict[str, str]:
     if recipe.max_weight_norm is not None:
         values["ss_scale_weight_norms"] = recipe.max_weight_norm
     return {key: str(value) for key, value in values.items()} | _dataset(facts)
+
+
+def _later_settings(objective: ObjectiveConfig) -> dict[str, object]:
+    """Return the metadata of settings that only newer files have, leaving out those that are not used."""
+    values: dict[str, object] = {}
+    if objective.has_threshold and (objective.huber_schedule or objective.huber_scale):
+        values["ss_huber_schedule"] = objective.huber_schedule or "constant"
+        values["ss_huber_scale"] = objective.huber_scale or 1.0
+        values["ss_huber_c"] = objective.huber_c
+    if objective.noise_offset_random_strength:
+        values["ss_noise_offset_random_strength"] = True
+    if objective.adaptive_noise_scale:
+        values["ss_adaptive_noise_scale"] = objective.adaptive_noise_scale
+    return values
 
 
 def _dataset(facts: ExportFacts) -> dict[str, str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.config.base import Family
+from trainer.config.base import Family, Prediction
 from trainer.config.job import Job
 from trainer.config.optimizer import AdafactorConfig, ProdigyConfig
-from trainer.config.recipe import RecipeConfig, TextEncoderConfig
+from trainer.config.recipe import ObjectiveConfig, RecipeConfig, TextEncoderConfig
 from trainer.config.schema import Section
 
 # Prodigy multiplies the rate it finds by learning_rate, which should therefore be about 1.
@@ -58,7 +58,18 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
         own_rate and recipe.learning_rate > 0,
         "Adafactor chooses the learning rate itself (relative_step)",
     )
-    yield at + "objective.huber_c", objective, objective.loss != "huber", 'it is used only with loss = "huber"'
+    for key in ("huber_c", "huber_schedule", "huber_scale"):
+        unused = not objective.has_threshold
+        yield f"{at}objective.{key}", objective, unused, 'it is used only with loss = "huber" or "smooth_l1"'
+    if objective.has_threshold:
+        by_snr = objective.huber_schedule == "snr"
+        yield at + "objective.huber_scale", objective, by_snr, 'huber_schedule = "snr" does not use it'
+    for key in ("noise_offset_random_strength", "adaptive_noise_scale"):
+        yield f"{at}objective.{key}", objective, not objective.noise_offset, "the noise offset is 0 (noise_offset)"
+    yield from _timestep_bias_without_effect(objective)
+    predicted = job.base.prediction
+    yield at + "objective.scale_v_pred_loss", objective, predicted == "epsilon", 'base.prediction is "epsilon"'
+    yield at + "objective.v_pred_like_loss", objective, predicted == "v", 'base.prediction is "v"'
     yield at + "objective.multires_iterations", objective, not objective.multires_discount, "multires_discount is 0"
     yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", 'dataset.masks is "none"'
     fixed_tags = not (captions.shuffle or captions.tag_dropout)
@@ -73,6 +84,18 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield at + "schedule.power", schedule, schedule.kind != "polynomial", 'it is used only with kind = "polynomial"'
     for key in ("bucket_min", "bucket_max"):
         yield at + f"images.{key}", images, not images.buckets, "buckets are off"
+
+
+def _timestep_bias_without_effect(objective: ObjectiveConfig) -> Iterator[_Candidate]:
+    at, bias = "recipe.objective.timestep_bias", objective.timestep_bias
+    drawn = objective.timesteps != "uniform"
+    yield at, objective, drawn, 'it is used only with timesteps = "uniform"'
+    off = drawn or bias is None
+    yield f"{at}_multiplier", objective, off, "there is no timestep bias (timestep_bias)"
+    on_share = bias in ("earlier", "later")
+    yield f"{at}_portion", objective, off or not on_share, 'it is used only with timestep_bias = "earlier" or "later"'
+    for key in ("_begin", "_end"):
+        yield at + key, objective, off or bias != "range", 'it is used only with timestep_bias = "range"'
 
 
 def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
@@ -143,12 +166,32 @@ def not_forecast(job: Job) -> Iterator[tuple[str, str]]:
         yield "fit.channels_last", f"forecasts assume the default memory format, {others}"
 
 
-def doubtful(job: Job, *, zero_terminal_snr: bool) -> Iterator[tuple[str, str]]:
-    """Yield doubtful settings as (key, reason); ``zero_terminal_snr`` is the detected or configured value."""
+def doubtful(job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None = None) -> Iterator[tuple[str, str]]:
+    """Yield doubtful settings as (key, reason).
+
+    ``zero_terminal_snr`` and ``prediction`` are the detected or configured values; None if the prediction is unknown.
+    """
     yield from not_forecast(job)
+    yield from _doubtful_weights(job, prediction)
     if job.recipe.objective.debiased_estimation and zero_terminal_snr and job.recipe.objective.timestep_max == 999:
         yield (
             "recipe.objective.debiased_estimation",
             "this base has zero terminal SNR: pure noise would be weighted a thousand times as much as the cleanest "
             "images, although it contains no trace of an image; min_snr_gamma gives it no weight",
         )
+
+
+def _doubtful_weights(job: Job, prediction: Prediction | None) -> Iterator[tuple[str, str]]:
+    objective = job.recipe.objective
+    if prediction == "v" and objective.scale_v_pred_loss and objective.min_snr_gamma is not None:
+        yield (
+            "recipe.objective.min_snr_gamma",
+            "for a v-prediction base, it already lowers the weight of noisy timesteps, and scale_v_pred_loss lowers it "
+            "again; use only one of them",
+        )
+    if job.base.prediction != "auto":
+        return  # reported as without effect
+    if prediction == "epsilon" and objective.scale_v_pred_loss:
+        yield "recipe.objective.scale_v_pred_loss", "this base predicts noise, so this has no effect"
+    if prediction == "v" and objective.v_pred_like_loss:
+        yield "recipe.objective.v_pred_like_loss", "this base predicts v, so this has no effect"

@@ -47,16 +47,30 @@ class CaptionConfig(Section):
 class ObjectiveConfig(Section):
     """Loss, timesteps and noise. trainer/training/objective.py has the formulas and their sources."""
 
-    loss: Literal["mse", "huber"] = Field(default="mse", title="Loss type")
-    """Loss function (kohya: loss_type): mse is standard; huber is less affected by outlier images."""
+    loss: Literal["mse", "l1", "huber", "smooth_l1"] = Field(default="mse", title="Loss type")
+    """Loss function (kohya: loss_type): mse is standard; the others are less affected by outlier images."""
     huber_c: float = Field(default=0.1, gt=0.0, le=10.0, title="Huber c")
-    """Error above which the huber loss grows linearly (kohya: huber_c); lower values reduce the effect of outliers."""
+    """Error above which huber and smooth_l1 grow linearly (kohya: huber_c); lower: outliers count less."""
+    huber_schedule: Literal["constant", "exponential", "snr"] | None = None
+    """How huber_c changes with noise (kohya: huber_schedule): the others fall from about 1 to it; default: constant."""
+    huber_scale: float | None = Field(default=None, gt=0.0, le=100.0)
+    """Factor of huber_c with the schedules constant and exponential (kohya: huber_scale); default: 1."""
     min_snr_gamma: float | None = Field(default=None, gt=0.0, le=100.0, title="Min-SNR gamma")
     """Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); typically 5; default: off."""
     debiased_estimation: bool = Field(default=False, title="Debiased estimation")
     """Weights the loss by 1/sqrt(SNR) (kohya: debiased_estimation_loss); cannot be combined with min_snr_gamma."""
+    p2_gamma: float | None = Field(default=None, gt=0.0, le=10.0, title="P2 gamma")
+    """Weights the loss by (1 + SNR)^-gamma, so that noisy timesteps count more; typically 0.5 to 1; default: off."""
+    scale_v_pred_loss: bool | None = Field(default=None, title="Scale v-prediction loss")
+    """Weights v-prediction like noise prediction (kohya: scale_v_pred_loss_like_noise_pred); default: off."""
+    v_pred_like_loss: float | None = Field(default=None, gt=0.0, le=100.0, title="V-prediction-like loss")
+    """Adds this share of a v-prediction loss to that of an epsilon base (kohya: v_pred_like_loss); default: off."""
     noise_offset: float = Field(default=0.0, ge=0.0, le=1.0)
     """Random brightness shift of the noise, for darker darks and brighter brights; typically 0.03 to 0.1; 0: off."""
+    noise_offset_random_strength: bool | None = Field(default=None, title="Random noise offset")
+    """Draw each noise offset from 0 to noise_offset (kohya: noise_offset_random_strength); default: off."""
+    adaptive_noise_scale: float | None = Field(default=None, ge=-10.0, le=10.0)
+    """Adds this times each channel's average to the noise offset (kohya: adaptive_noise_scale); default: off."""
     multires_discount: float = Field(default=0.0, ge=0.0, lt=1.0, title="Multires noise discount")
     """Adds coarse noise, each level weaker by this factor (kohya: multires_noise_discount); typically 0.3; 0: off."""
     multires_iterations: int = Field(default=6, ge=1, le=10, title="Multires noise levels")
@@ -74,15 +88,44 @@ class ObjectiveConfig(Section):
     timestep_max: int = Field(default=999, ge=0, le=999, title="Max timestep")
     """Highest timestep; 999 is the most noise (kohya: max_timestep, which is exclusive: 1000 there is 999 here)."""
 
+    timestep_bias: Literal["earlier", "later", "range"] | None = None
+    """Timesteps to sample more often (diffusers: timestep_bias_strategy); earlier: little noise; default: off."""
+    timestep_bias_multiplier: float | None = Field(default=None, gt=0.0, le=1000.0)
+    """How many times as often the biased timesteps are sampled; below 1: less often; default: 2."""
+    timestep_bias_portion: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Share of the timesteps that earlier and later sample more often; default: 0.25."""
+    timestep_bias_begin: int | None = Field(default=None, ge=0, le=999)
+    """First timestep of the biased range; default: 0."""
+    timestep_bias_end: int | None = Field(default=None, ge=1, le=1000)
+    """End of the biased range, exclusive as in diffusers: 500 stands for timesteps up to 499; default: 1000."""
+
+    @property
+    def biased_range(self) -> tuple[int, int]:
+        """Return the timesteps that the bias "range" is for, the last one exclusive."""
+        end = 1000 if self.timestep_bias_end is None else self.timestep_bias_end
+        return self.timestep_bias_begin or 0, end
+
+    @property
+    def has_threshold(self) -> bool:
+        """Return whether the loss grows linearly above a threshold, which the huber keys set."""
+        return self.loss in ("huber", "smooth_l1")
+
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield errors for two loss weightings at once and for an empty timestep range."""
-        if self.debiased_estimation and self.min_snr_gamma is not None:
-            yield (
-                "debiased_estimation",
-                "cannot be combined with min_snr_gamma: both weight the timesteps; use only one of them",
-            )
+        """Yield errors for two loss weightings at once and for empty timestep ranges."""
+        weightings = {
+            "debiased_estimation": self.debiased_estimation,
+            "p2_gamma": self.p2_gamma is not None,
+            "min_snr_gamma": self.min_snr_gamma is not None,
+        }
+        first, *others = [key for key, is_on in weightings.items() if is_on] or [""]
+        if others:
+            words = " and ".join(others)
+            yield first, f"cannot be combined with {words}: they all weight the timesteps; use only one of them"
         if self.timestep_min > self.timestep_max:
             yield "timestep_min", f"is {self.timestep_min}, which is above timestep_max = {self.timestep_max}"
+        begin, end = self.biased_range
+        if begin >= end:
+            yield "timestep_bias_begin", f"is {begin}: must be below timestep_bias_end = {end}"
 
 
 class ImagesConfig(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from trainer.config.recipe import ObjectiveConfig
 BETA_START = 0.00085
 BETA_END = 0.012
 TIMESTEPS = 1000
-# sd-scripts caps the SNR at this in debiased estimation, so that the cleanest timesteps keep some weight.
-MOST_DEBIASED_SNR = 1000.0
+# sd-scripts caps the SNR at this in some weights, so that the cleanest timesteps keep some weight.
+HIGHEST_SNR = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +82,57 @@ def alphas_cumprod(zero_terminal_snr: bool) -> Tensor:
     return ((roots - last) * (first / (first - last))) ** 2
 
 
-def image_losses(prediction: Tensor, target: Tensor, mask: Tensor | None, objective: ObjectiveConfig) -> Tensor:
+def image_losses(
+    prediction: Tensor, target: Tensor, mask: Tensor | None, objective: ObjectiveConfig, threshold: float | Tensor = 1.0
+) -> Tensor:
     """Return the loss of each image (B,): the mean error over channels, height and width.
 
-    mse: d^2. huber: 2c (sqrt(d^2 + c^2) - c) with c = ``huber_c``, the smooth pseudo-Huber loss of sd-scripts
-    (loss_type huber with the schedule constant): d^2 for errors far below c, 2c|d| far above.
+    With the error d: mse: d^2; l1: |d|; huber: 2c (sqrt(d^2 + c^2) - c), which is d^2 far below c and 2c|d| far above;
+    smooth_l1: the same divided by c. The last two are the smooth pseudo-Huber losses of sd-scripts (conditional_loss),
+    and c is their ``threshold``, a number or (B,) from ``huber_threshold``.
     ``mask`` (B,1,h,w) multiplies the errors before the mean, which is not divided by the mask's own mean
     (sd-scripts' apply_masked_loss): an image that is half masked out counts half.
     """
-    if objective.loss == "huber":
-        c = objective.huber_c
-        errors = 2.0 * c * (torch.sqrt((prediction - target) ** 2 + c * c) - c)
-    else:
+    if objective.loss == "mse":
         errors = F.mse_loss(prediction, target, reduction="none")
+    elif objective.loss == "l1":
+        errors = F.l1_loss(prediction, target, reduction="none")
+    else:
+        c = _spread(threshold) if isinstance(threshold, Tensor) else threshold
+        errors = torch.sqrt((prediction - target) ** 2 + c * c) - c
+        errors = (2.0 * c if objective.loss == "huber" else 2.0) * errors
     if mask is not None:
         errors = errors * mask
     return errors.mean(dim=(1, 2, 3))
 
 
+def huber_threshold(schedule: NoiseSchedule, objective: ObjectiveConfig, timesteps: Tensor) -> float | Tensor:
+    """Return the error above which huber and smooth_l1 grow linearly, a number or one for each image (B,).
+
+    As in sd-scripts' get_huber_threshold_if_needed, with c = ``huber_c`` and s = ``huber_scale``: constant: c s;
+    exponential: c^(t / 1000) s; snr: c + (1 - c) / (1 + 1 / sqrt(SNR))^2, without s.
+    """
+    c, scale = objective.huber_c, objective.huber_scale or 1.0
+    if objective.huber_schedule in (None, "constant") or not objective.has_threshold:
+        return c * scale
+    if objective.huber_schedule == "exponential":
+        return torch.exp(timesteps.to(schedule.snr.dtype) * (math.log(c) / TIMESTEPS)) * scale
+    # Pure noise has SNR 0, whose inverse root is infinite and gives c.
+    return (1.0 - c) / (1.0 + torch.rsqrt(schedule.snr[timesteps])) ** 2 + c
+
+
 def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timesteps: Tensor) -> Tensor:
-    """Return each image's loss weight at its timestep (B,), in the schedule's dtype.
+    """Return each image's loss weight at its timestep (B,), in the schedule's dtype: the product of these weights.
 
     min-SNR with gamma g (Hang et al. 2023, section 3.4): min(snr, g) / snr for epsilon, min(snr, g) / (snr + 1) for v.
-    Debiased estimation (Yu et al. 2024; sd-scripts): 1 / sqrt(snr) for epsilon, 1 / (snr + 1) for v, snr at most 1000.
+    P2 (Choi et al. 2022, "Perception Prioritized Training of Diffusion Models", k = 1): (1 + snr)^-gamma. For v, these
+    are the paper's weights together with the scaled v loss; OneTrainer uses (2 + snr)^-gamma there.
+    Scaled v loss: snr / (snr + 1), the weight of v's error in the error of the noise; only for v.
+    v-like loss with weight w: 1 + w (snr + 1) / snr; only for epsilon.
+    Debiased estimation (Yu et al. 2024; sd-scripts): 1 / sqrt(snr) for epsilon, 1 / (snr + 1) for v.
+    As in sd-scripts, the last three use an SNR of at most 1000.
     Pure noise (zero terminal SNR, t = 999) has snr 0: min-SNR takes the limit of its formula there, 1 for epsilon and
-    0 for v; debiased epsilon, which has no limit, takes the weight of t = 998.
+    0 for v; debiased epsilon and the v-like loss, which have no limit, take the weight of t = 998.
     """
     snr = schedule.snr[timesteps]
     weights = torch.ones_like(snr)
@@ -114,25 +141,33 @@ def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timest
         gamma = objective.min_snr_gamma
         # min(snr, g) / snr is min(1, g / snr), which a zero does not turn into 0 / 0.
         weights = weights * (torch.clamp(gamma / snr, max=1.0) if epsilon else torch.clamp(snr, max=gamma) / (snr + 1))
+    if objective.p2_gamma is not None:
+        weights = weights * (1.0 + snr) ** -objective.p2_gamma
+    if objective.scale_v_pred_loss and not epsilon:
+        capped = snr.clamp(max=HIGHEST_SNR)
+        weights = weights * (capped / (capped + 1.0))
+    if objective.v_pred_like_loss and epsilon:
+        positive = torch.where(snr > 0.0, snr.clamp(max=HIGHEST_SNR), schedule.snr[-2])
+        weights = weights * (1.0 + objective.v_pred_like_loss * (positive + 1.0) / positive)
     if objective.debiased_estimation:
-        capped = snr.clamp(max=MOST_DEBIASED_SNR)
+        capped = snr.clamp(max=HIGHEST_SNR)
         positive = torch.where(snr > 0.0, capped, schedule.snr[-2])
         weights = weights * (torch.rsqrt(positive) if epsilon else 1.0 / (capped + 1.0))
     return weights
 
 
 def draw_noise(
-    generator: np.random.Generator, shape: tuple[int, ...], objective: ObjectiveConfig
+    generator: np.random.Generator, latents: NDArray[np.float32], objective: ObjectiveConfig
 ) -> NDArray[np.float32]:
-    """Return the noise for one image, ``shape`` (C,h,w) fp32, from the image's own random number generator.
+    """Return the noise for one image with ``latents`` (C,h,w), in their shape, fp32, from the image's own generator.
 
     It therefore does not depend on the batch. Plain normal noise is always drawn first, then the noise offset, one
     normal number per channel times the offset (Guttenberg 2023, "Diffusion with Offset Noise"), then multires noise.
     """
-    noise = generator.standard_normal(shape, dtype=np.float32)
+    noise = generator.standard_normal(latents.shape, dtype=np.float32)
     if objective.noise_offset:
-        shift = generator.standard_normal((shape[0], 1, 1), dtype=np.float32)
-        noise = noise + np.float32(objective.noise_offset) * shift
+        shift = generator.standard_normal((len(latents), 1, 1), dtype=np.float32)
+        noise = noise + _noise_offset(generator, latents, objective) * shift
     if objective.multires_discount:
         noise = _add_coarser_noise(generator, noise, objective)
     return noise
@@ -141,14 +176,55 @@ def draw_noise(
 def draw_timestep(generator: np.random.Generator, objective: ObjectiveConfig) -> int:
     """Return a random timestep from ``timestep_min`` to ``timestep_max``, inclusive.
 
-    uniform: all are equally likely. logit_normal: the position in the range is the sigmoid of a normal number (Esser et
-    al. 2024, section 3.1, with mean 0 and standard deviation 1).
+    uniform: all are equally likely unless there is a timestep bias. logit_normal: the position in the range is the
+    sigmoid of a normal number (Esser et al. 2024, section 3.1, with mean 0 and standard deviation 1).
     """
     low, high = objective.timestep_min, objective.timestep_max
+    if objective.timestep_bias is not None and objective.timesteps == "uniform":
+        shares = _biased_timesteps(objective)
+        # The last sum may be a little below 1, so a draw may lie above it.
+        return min(high, low + int(np.searchsorted(shares, generator.random(), side="right")))
     if objective.timesteps == "uniform":
         return int(generator.integers(low, high, endpoint=True))
     share = 1.0 / (1.0 + math.exp(-generator.standard_normal()))
     return min(high, low + int(share * (high - low + 1)))
+
+
+def _noise_offset(
+    generator: np.random.Generator, latents: NDArray[np.float32], objective: ObjectiveConfig
+) -> NDArray[np.float32]:
+    """Return the strength of the noise offset in one image, a number or (C,1,1), as in sd-scripts' apply_noise_offset.
+
+    With a random strength, it is uniform from 0 to ``noise_offset`` (in sd-scripts, drawn once for the batch). The
+    adaptive scale times the absolute mean of each channel of the latents is added, and the sum is at least 0.
+    """
+    offset = np.float32(objective.noise_offset)
+    if objective.noise_offset_random_strength:
+        offset *= generator.random(dtype=np.float32)
+    if not objective.adaptive_noise_scale:
+        return np.asarray(offset)
+    means = np.abs(latents.mean(axis=(1, 2), keepdims=True, dtype=np.float32))
+    raised: NDArray[np.float32] = offset + np.float32(objective.adaptive_noise_scale) * means
+    return raised.clip(min=np.float32(0.0))
+
+
+@lru_cache(maxsize=4)
+def _biased_timesteps(objective: ObjectiveConfig) -> NDArray[np.float64]:
+    """Return the cumulative probabilities of the timesteps from ``timestep_min`` on, as in diffusers' examples.
+
+    Biased timesteps have ``timestep_bias_multiplier`` times the probability of the others (generate_timestep_weights
+    in diffusers' train_text_to_image_sdxl.py). Earlier and later are for a share of the timesteps in use.
+    """
+    low, high = objective.timestep_min, objective.timestep_max
+    timesteps = np.arange(low, high + 1)
+    count = int((objective.timestep_bias_portion or 0.25) * len(timesteps))
+    first, end = objective.biased_range
+    if objective.timestep_bias != "range":
+        first, end = (low, low + count) if objective.timestep_bias == "earlier" else (high + 1 - count, high + 1)
+    is_biased = (timesteps >= first) & (timesteps < end)
+    weights = np.where(is_biased, objective.timestep_bias_multiplier or 2.0, 1.0)
+    total: NDArray[np.float64] = np.cumsum(weights / weights.sum())
+    return total
 
 
 def _add_coarser_noise(

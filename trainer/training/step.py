@@ -14,7 +14,7 @@ from trainer.base.families import TextEncoder
 from trainer.base.streaming import WeightStream
 from trainer.config.base import Family
 from trainer.config.recipe import ObjectiveConfig
-from trainer.training.objective import NoiseSchedule, image_losses, timestep_weights
+from trainer.training.objective import NoiseSchedule, huber_threshold, image_losses, timestep_weights
 
 
 @dataclass(slots=True)
@@ -109,7 +109,8 @@ def training_step(
     only one stream is used, so the function also runs on meta tensors.
     """
     prediction, target = _predict(models, schedule, batch)
-    losses = image_losses(prediction, target, batch.mask, objective)
+    threshold = huber_threshold(schedule, objective, batch.timesteps)
+    losses = image_losses(prediction, target, batch.mask, objective, threshold)
     loss = (losses * batch.weights * timestep_weights(schedule, objective, batch.timesteps)).sum()
     torch.autograd.backward(loss * loss_scale)
     if models.stream is not None:

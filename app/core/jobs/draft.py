@@ -406,4 +406,9 @@ def _identified(base: Base, model: str, folder: Path) -> Base:
         found = identify_base(Path(absolute(model, folder)))
     except (ImpastoError, OSError):
         return base  # the base picker and the plan report the problem
-    return replace(base, family=base.family or found.family, zero_terminal_snr=bool(found.zero_terminal_snr))
+    return replace(
+        base,
+        family=base.family or found.family,
+        zero_terminal_snr=bool(found.zero_terminal_snr),
+        prediction=found.prediction,
+    )

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import ValidationError
 
 from app.core.jobs.job_file import Values, drop, value_at
-from trainer.config.base import Family
+from trainer.config.base import Family, Prediction
 from trainer.config.checks import doubtful, prodigy_at_a_small_rate, without_effect
 from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import base_path_by_form, make_absolute
@@ -73,6 +73,11 @@ class Setting:
         """Return the default as described in its help, such as "half the resolution"; "" if the help describes none."""
         found = re.search(r"default: ([^;]+?)(?:;|\.(?:\s|$))", self.doc)
         return found[1] if found else ""
+
+    @property
+    def is_off_by_default(self) -> bool:
+        """Return whether the setting is off unless it has a value, as described in its help."""
+        return self.default is None and self.described_default == "off"
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -205,6 +210,7 @@ class Base:
     """Value of `base.model` if the disk was checked and it is a path; "" otherwise."""
     family: Family | None = None
     zero_terminal_snr: bool = False
+    prediction: Prediction | None = None
 
     def is_path(self, model: str, folder: Path) -> bool:
         """Return whether `model` is a path, as `is_base_path` does, but from known facts instead of the disk."""
@@ -245,7 +251,7 @@ def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
         sound=sound,
         problems=found,
         effectless=_effectless(sound, base.family) if sound else {},
-        doubts=_doubts(sound, base.zero_terminal_snr) if sound else {},
+        doubts=_doubts(sound, base) if sound else {},
     )
 
 
@@ -295,7 +301,9 @@ def _effectless(job: Job, family: Family | None) -> dict[str, str]:
     return {key: reason for key, reason in first.items() if all(key in other for other in others)}
 
 
-def _doubts(job: Job, zero_terminal_snr: bool) -> dict[str, str]:
+def _doubts(job: Job, base: Base) -> dict[str, str]:
     known = job.base.zero_terminal_snr
-    certain = known if isinstance(known, bool) else zero_terminal_snr
-    return {**dict(doubtful(job, zero_terminal_snr=certain)), **dict(prodigy_at_a_small_rate(job.recipe))}
+    certain = known if isinstance(known, bool) else base.zero_terminal_snr
+    prediction = base.prediction if job.base.prediction == "auto" else job.base.prediction
+    found = doubtful(job, zero_terminal_snr=certain, prediction=prediction)
+    return {**dict(found), **dict(prodigy_at_a_small_rate(job.recipe))}

@@ -32,6 +32,7 @@ _WINDOW_SHORTCUTS = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Red
 _YES_NO = {True: QT_TRANSLATE_NOOP("Train", "yes"), False: QT_TRANSLATE_NOOP("Train", "no")}
 _AUTOMATIC = QT_TRANSLATE_NOOP("Train", "automatic")
 _NOTHING = QT_TRANSLATE_NOOP("Train", "none")
+_OFF = QT_TRANSLATE_NOOP("Train", "off")
 WIDTH = 190
 """Width of a value's editor, in logical pixels."""
 _ESSENTIAL = ("name", "base.model")
@@ -74,7 +75,7 @@ def to_text(value: Any) -> str:
 
 
 class CheckEditor(QCheckBox):
-    """Check box for a boolean setting."""
+    """Check box for a boolean setting that is on or off by default."""
 
     edited = Signal(object, bool)
     """The value, and whether the user is still typing."""
@@ -83,7 +84,7 @@ class CheckEditor(QCheckBox):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self._setting = setting
-        self.clicked.connect(lambda on: self.edited.emit(on, False))
+        self.clicked.connect(lambda on: self.edited.emit(on if on or setting.default is not None else None, False))
 
     def show_value(self, value: Any) -> None:
         """Show the job's value; None shows the default."""
@@ -91,7 +92,7 @@ class CheckEditor(QCheckBox):
 
 
 class ChoiceEditor(ComboBox):
-    """Combo box for a setting with a few values; the first item is "automatic" if there is no default."""
+    """Combo box for a setting with a few values; the first item is "off" or "automatic" if there is no default."""
 
     edited = Signal(object, bool)
     left = Signal()
@@ -100,7 +101,7 @@ class ChoiceEditor(ComboBox):
         super().__init__()
         self._setting = setting
         if setting.default is None:
-            self.addItem(translated(_AUTOMATIC), None)
+            self.addItem(translated(_OFF if setting.is_off_by_default else _AUTOMATIC), None)
         for choice in setting.choices:
             self.addItem(translated(_YES_NO[choice]) if isinstance(choice, bool) else str(choice), choice)
         self._known = self.count()
@@ -150,7 +151,7 @@ Editor = CheckEditor | ChoiceEditor | LineEditor
 
 def editor_for(setting: Setting) -> Editor:
     """Return a new editor for a setting; it does not show a value yet."""
-    if setting.choices == (True, False) and setting.default is not None:
+    if setting.choices == (True, False) and (setting.default is not None or setting.is_off_by_default):
         return CheckEditor(setting)
     return ChoiceEditor(setting) if setting.choices else LineEditor(setting)
 

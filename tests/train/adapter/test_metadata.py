@@ -15,6 +15,7 @@ from tests.support.loras import EVERYTHING, Models, random_weights
 from trainer.adapter.attach import Adapter
 from trainer.adapter.export import TIME_KEYS, ExportFacts, count_tags, export_lora, lora_metadata, write_side_files
 from trainer.config.base import Family
+from trainer.config.presets.kohya import LoraParts, recipe_of_metadata
 from trainer.config.recipe import RecipeConfig
 
 SHA = "ab" * 32
@@ -120,6 +121,19 @@ def test_ranks_that_differ_are_dynamic_and_convolutions_have_arguments() -> None
     found = metadata(facts(recipe=EVERYTHING))
     assert found["ss_network_dim"] == found["ss_network_alpha"] == "Dynamic"
     assert json.loads(found["ss_network_args"]) == {"conv_dim": "3", "conv_alpha": "5.0"}
+
+
+def test_kohyas_keys_of_loss_and_noise_give_the_same_objective() -> None:
+    objective = {
+        "loss": "smooth_l1", "huber_c": 0.2, "huber_schedule": "exponential", "huber_scale": 1.5,
+        "noise_offset": 0.05, "noise_offset_random_strength": True, "adaptive_noise_scale": 0.01,
+    }  # fmt: skip
+    recipe = RecipeConfig.model_validate({"steps": 1000, "resolution": 1024, "objective": objective})
+    found = metadata(facts(recipe=recipe))
+    assert (found["ss_loss_type"], found["ss_huber_schedule"]) == ("smooth_l1", "exponential")
+    parts = LoraParts("sdxl", unet=True, text_encoder=False, text_encoder_2=False, ranks=(16,))
+    read = recipe_of_metadata(found, parts).recipe["objective"]
+    assert objective.items() <= read.items()
 
 
 def test_v_prediction_is_said() -> None:

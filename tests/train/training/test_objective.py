@@ -1,6 +1,7 @@
 """The objective against diffusers' scheduler, sd-scripts' formulas in float64, and statistics of what is drawn."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from trainer.training.objective import (
     alphas_cumprod,
     draw_noise,
     draw_timestep,
+    huber_threshold,
     image_losses,
     timestep_weights,
 )
@@ -30,6 +32,10 @@ def ddpm(prediction: str, zero_terminal_snr: bool) -> DDPMScheduler:
         prediction_type="epsilon" if prediction == "epsilon" else "v_prediction",
         rescale_betas_zero_snr=zero_terminal_snr,
     )
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
 
 
 def independent_snr(zero_terminal_snr: bool) -> np.ndarray:
@@ -114,45 +120,130 @@ def test_losses_and_masks_are_their_formulas() -> None:
     prediction, target = (generator.standard_normal((3, 4, 5, 7)) for _ in range(2))
     mask = generator.random((3, 1, 5, 7))
     square = (prediction - target) ** 2
-    huber = 2 * 0.3 * (np.sqrt(square + 0.3**2) - 0.3)
-    for loss, errors in (("mse", square), ("huber", huber)):
-        objective = ObjectiveConfig(loss=loss, huber_c=0.3)
+    smooth = 2 * (np.sqrt(square + 0.3**2) - 0.3)
+    formulas = {"mse": square, "l1": np.abs(prediction - target), "huber": 0.3 * smooth, "smooth_l1": smooth}
+    assert set(formulas) == set(get_args(ObjectiveConfig.model_fields["loss"].annotation))
+    for loss, errors in formulas.items():
+        objective = ObjectiveConfig(loss=loss)
         tensors = torch.from_numpy(prediction), torch.from_numpy(target)
-        plain = image_losses(*tensors, None, objective)
-        masked = image_losses(*tensors, torch.from_numpy(mask), objective)
+        plain = image_losses(*tensors, None, objective, 0.3)
+        masked = image_losses(*tensors, torch.from_numpy(mask), objective, 0.3)
         np.testing.assert_allclose(plain.numpy(), errors.mean(axis=(1, 2, 3)), rtol=1e-12)
         np.testing.assert_allclose(masked.numpy(), (errors * mask).mean(axis=(1, 2, 3)), rtol=1e-12)
 
 
+@pytest.mark.parametrize("loss", ["huber", "smooth_l1"])
+@pytest.mark.parametrize("zero_terminal_snr", [False, True])
+def test_huber_schedules_are_those_of_sd_scripts(loss: str, zero_terminal_snr: bool) -> None:
+    """Its three formulas, written out with numpy in float64, at every timestep, and their effect on the loss."""
+    snr, c, scale = independent_snr(zero_terminal_snr), 0.2, 1.5
+    with np.errstate(divide="ignore"):
+        by_snr = (1 - c) / (1 + 1 / np.sqrt(snr)) ** 2 + c
+    expected = {
+        "constant": np.full(1000, c * scale),
+        "exponential": np.exp(-(-math.log(c) / 1000) * np.arange(1000)) * scale,
+        "snr": by_snr,
+    }
+    schedule = NoiseSchedule.create("epsilon", zero_terminal_snr)
+    difference = np.random.default_rng(4).standard_normal((1000, 1, 2, 2))
+    for name, thresholds in expected.items():
+        objective = ObjectiveConfig(loss=loss, huber_schedule=name, huber_c=c, huber_scale=scale)
+        found = huber_threshold(schedule, objective, ALL)
+        np.testing.assert_allclose(np.broadcast_to(found, 1000), thresholds, rtol=1e-9)
+        spread = thresholds[:, None, None, None]
+        errors = 2 * (np.sqrt(difference**2 + spread**2) - spread) * (spread if loss == "huber" else 1.0)
+        losses = image_losses(torch.from_numpy(difference), torch.zeros(1, dtype=torch.float64), None, objective, found)
+        np.testing.assert_allclose(losses.numpy(), errors.mean(axis=(1, 2, 3)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["l1", "huber", "smooth_l1"])
+def test_gradients_of_losses_are_their_slopes(loss: str) -> None:
+    generator = torch.Generator().manual_seed(11)
+    prediction, target = (torch.randn(2, 1, 2, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    objective, thresholds = ObjectiveConfig(loss=loss), torch.tensor([0.1, 0.7], dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda found: image_losses(found, target, None, objective, thresholds), prediction.requires_grad_()
+    )
+
+
+@pytest.mark.parametrize("zero_terminal_snr", [False, True])
+def test_v_loss_scaling_and_p2_weights(zero_terminal_snr: bool) -> None:
+    """As sd-scripts' scale_v_prediction_loss_like_noise_prediction and add_v_prediction_like_loss, and P2's paper."""
+    snr = independent_snr(zero_terminal_snr)
+    capped = np.minimum(snr, 1000.0)
+    scale = capped / (capped + 1.0)
+    velocity, epsilon = (NoiseSchedule.create(prediction, zero_terminal_snr) for prediction in ("v", "epsilon"))
+    known = snr > 0.0
+
+    scaled = ObjectiveConfig(scale_v_pred_loss=True)
+    np.testing.assert_allclose(timestep_weights(velocity, scaled, ALL).numpy(), scale, rtol=1e-9)
+    assert torch.equal(timestep_weights(epsilon, scaled, ALL), torch.ones(1000, dtype=torch.float64))
+
+    added = ObjectiveConfig(v_pred_like_loss=0.3)
+    found = timestep_weights(epsilon, added, ALL).numpy()
+    np.testing.assert_allclose(found[known], 1.0 + 0.3 / scale[known], rtol=1e-9)
+    assert np.isfinite(found).all()
+    assert torch.equal(timestep_weights(velocity, added, ALL), torch.ones(1000, dtype=torch.float64))
+
+    p2 = ObjectiveConfig(p2_gamma=0.5)
+    for schedule in (velocity, epsilon):
+        np.testing.assert_allclose(timestep_weights(schedule, p2, ALL).numpy(), 1 / np.sqrt(1 + snr), rtol=1e-9)
+    # Several weights multiply, in sd-scripts one after the other.
+    both = ObjectiveConfig(min_snr_gamma=5.0, scale_v_pred_loss=True)
+    expected = np.minimum(snr, 5.0) / (snr + 1.0) * scale
+    np.testing.assert_allclose(timestep_weights(velocity, both, ALL).numpy(), expected, rtol=1e-9)
+
+
 def test_noise_is_plain_first_and_belongs_to_the_picture() -> None:
-    shape = (4, 24, 16)
-    plain = draw_noise(np.random.default_rng(5), shape, ObjectiveConfig())
+    latents = zeros(4, 24, 16)
+    shape = latents.shape
+    plain = draw_noise(np.random.default_rng(5), latents, ObjectiveConfig())
     assert plain.dtype == np.float32
     assert plain.shape == shape
     np.testing.assert_array_equal(plain, np.random.default_rng(5).standard_normal(shape, dtype=np.float32))
-    shifted = draw_noise(np.random.default_rng(5), shape, ObjectiveConfig(noise_offset=0.1))
+    shifted = draw_noise(np.random.default_rng(5), latents, ObjectiveConfig(noise_offset=0.1))
     difference = shifted - plain
     assert difference.dtype == np.float32
     np.testing.assert_allclose(difference, np.broadcast_to(difference[:, :1, :1], shape), atol=1e-6)
     assert len(np.unique(difference[:, 0, 0])) == 4
     np.testing.assert_array_equal(
-        draw_noise(np.random.default_rng(5), shape, ObjectiveConfig(multires_discount=0.3)),
-        draw_noise(np.random.default_rng(5), shape, ObjectiveConfig(multires_discount=0.3)),
+        draw_noise(np.random.default_rng(5), latents, ObjectiveConfig(multires_discount=0.3)),
+        draw_noise(np.random.default_rng(5), latents, ObjectiveConfig(multires_discount=0.3)),
     )
 
 
 def test_noise_offset_has_the_stated_strength() -> None:
     generator = np.random.default_rng(6)
     objective = ObjectiveConfig(noise_offset=0.5)
-    means = [draw_noise(generator, (4, 16, 16), objective).mean(axis=(1, 2)) for _ in range(500)]
+    means = [draw_noise(generator, zeros(4, 16, 16), objective).mean(axis=(1, 2)) for _ in range(500)]
     # The mean of a channel is the offset's number plus the mean of 256 others.
     assert np.std(means) == pytest.approx(math.sqrt(0.5**2 + 1 / 256), rel=0.05)
+
+
+def test_random_and_adaptive_noise_offsets_are_those_of_sd_scripts() -> None:
+    """apply_noise_offset of sd-scripts, written out: |channel mean| times the scale is added, and the sum cut at 0."""
+    latents = np.random.default_rng(12).standard_normal((4, 16, 8), dtype=np.float32) + 1.0
+    shares = []
+    for scale in (None, 0.1, -0.2):
+        objective = ObjectiveConfig(noise_offset=0.2, noise_offset_random_strength=True, adaptive_noise_scale=scale)
+        for seed in range(50):
+            generator = np.random.default_rng(seed)
+            plain = generator.standard_normal(latents.shape, dtype=np.float32)
+            shift = generator.standard_normal((4, 1, 1), dtype=np.float32)
+            share = generator.random(dtype=np.float32)
+            shares.append(share)
+            means = np.abs(latents.mean(axis=(1, 2), dtype=np.float64))[:, None, None]
+            expected = plain + np.maximum(0.2 * share + (scale or 0.0) * means, 0.0) * shift
+            found = draw_noise(np.random.default_rng(seed), latents, objective)
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert 0.4 < np.mean(shares) < 0.6
 
 
 def test_multires_noise_has_unit_variance_and_its_share_of_coarse_noise() -> None:
     generator = np.random.default_rng(7)
     objective = ObjectiveConfig(multires_discount=0.8)
-    draws = [draw_noise(generator, (4, 48, 32), objective) for _ in range(200)]
+    draws = [draw_noise(generator, zeros(4, 48, 32), objective) for _ in range(200)]
     assert draws[0].dtype == np.float32
     assert all(draw.std(ddof=1) == pytest.approx(1.0, abs=1e-5) for draw in draws)
     neighbors = np.mean([(draw[:, :, 1:] * draw[:, :, :-1]).mean() for draw in draws])
@@ -181,7 +272,7 @@ def test_multires_noise_against_a_second_implementation() -> None:
         coarse = generator.standard_normal((1, 4, height, width), dtype=np.float32)[0]
         total += 0.5**level * (axis_weights(height, 40) @ coarse @ axis_weights(width, 24).T)
     expected = total / total.std(ddof=1)
-    ours = draw_noise(np.random.default_rng(8), (4, 40, 24), objective)
+    ours = draw_noise(np.random.default_rng(8), zeros(4, 40, 24), objective)
     np.testing.assert_allclose(ours, expected, atol=2e-6)
 
 
@@ -206,3 +297,28 @@ def test_logit_normal_timesteps_prefer_the_middle() -> None:
     assert np.quantile(drawn / 1000.0, [0.25, 0.5, 0.75]) == pytest.approx([0.3375, 0.5, 0.6625], abs=0.01)
     edges = ObjectiveConfig(timesteps="logit_normal", timestep_min=998)
     assert {draw_timestep(generator, edges) for _ in range(200)} == {998, 999}
+
+
+BIASES = [
+    ({"timestep_bias": "earlier", "timestep_bias_portion": 0.3}, range(300)),
+    ({"timestep_bias": "later", "timestep_bias_portion": 0.1, "timestep_max": 499}, range(450, 500)),
+    (
+        {"timestep_bias": "range", "timestep_bias_begin": 200, "timestep_bias_end": 500, "timestep_min": 300},
+        range(300, 500),
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "biased"), BIASES)
+def test_timestep_bias_is_that_of_diffusers(settings: dict[str, object], biased: range) -> None:
+    """Biased timesteps come ``multiplier`` times as often, as torch.multinomial draws by diffusers' weights."""
+    objective = ObjectiveConfig(timestep_bias_multiplier=4.0, **settings)
+    low, high = objective.timestep_min, objective.timestep_max
+    weights = np.array([4.0 if timestep in biased else 1.0 for timestep in range(low, high + 1)])
+    generator, count = np.random.default_rng(13), 40_000
+    drawn = np.bincount([draw_timestep(generator, objective) for _ in range(count)], minlength=1000)
+    assert drawn[:low].sum() == drawn[high + 1 :].sum() == 0
+    expected = count * weights / weights.sum()
+    degrees = len(weights) - 1
+    chi_squared = ((drawn[low : high + 1] - expected) ** 2 / expected).sum()
+    assert abs(chi_squared - degrees) < 4.0 * math.sqrt(2.0 * degrees)

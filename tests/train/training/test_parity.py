@@ -25,6 +25,8 @@ LIMITS = {torch.float64: 1e-10, torch.float32: 5e-6}
 OBJECTIVES = {
     "mse": ObjectiveConfig(),
     "huber": ObjectiveConfig(loss="huber", huber_c=0.2),
+    "smooth l1 by snr": ObjectiveConfig(loss="smooth_l1", huber_schedule="snr", v_pred_like_loss=0.5),
+    "l1, scaled": ObjectiveConfig(loss="l1", scale_v_pred_loss=True),
     "min_snr": ObjectiveConfig(min_snr_gamma=5.0),
     "debiased_estimation": ObjectiveConfig(debiased_estimation=True),
 }
@@ -93,20 +95,30 @@ def reference_loss(
     losses = []
     for index, timestep in enumerate(batch.timesteps.tolist()):
         error = predicted[index] - wanted[index]
+        alpha = scheduler.alphas_cumprod[timestep].double()
+        snr = float(alpha / (1 - alpha))
         if objective.loss == "huber":
             c = objective.huber_c
             error = 2 * c * ((error**2 + c**2).sqrt() - c)
+        elif objective.loss == "smooth_l1":
+            c = (1 - objective.huber_c) / (1 + snr**-0.5) ** 2 + objective.huber_c
+            error = 2 * ((error**2 + c**2).sqrt() - c)
+        elif objective.loss == "l1":
+            error = error.abs()
         else:
             error = error**2
         if plain:
             losses.append(error.mean())
             continue
         masked = error if batch.mask is None else error * batch.mask[index]
-        alpha = scheduler.alphas_cumprod[timestep].double()
-        snr = float(alpha / (1 - alpha))
         weight = float(batch.weights[index])
         if objective.min_snr_gamma is not None:
             weight *= min(snr, objective.min_snr_gamma) / (snr if epsilon else snr + 1)
+        scale = min(snr, 1000) / (min(snr, 1000) + 1)
+        if objective.scale_v_pred_loss and not epsilon:
+            weight *= scale
+        if objective.v_pred_like_loss and epsilon:
+            weight *= 1 + objective.v_pred_like_loss / scale
         if objective.debiased_estimation:
             weight *= 1 / math.sqrt(min(snr, 1000)) if epsilon else 1 / (min(snr, 1000) + 1)
         losses.append(masked.mean() * weight)

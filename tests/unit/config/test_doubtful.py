@@ -25,6 +25,24 @@ def test_debiased_weights_on_a_base_that_knows_pure_noise(settings, zero_termina
     assert keys == (["recipe.objective.debiased_estimation"] if told else [])
 
 
+@pytest.mark.parametrize(
+    ("settings", "prediction", "told"),
+    [
+        (["scale_v_pred_loss=true", "min_snr_gamma=5"], "v", ["min_snr_gamma"]),
+        (["scale_v_pred_loss=true", "min_snr_gamma=5"], None, []),
+        (["scale_v_pred_loss=true"], "v", []),
+        (["scale_v_pred_loss=true"], "epsilon", ["scale_v_pred_loss"]),
+        (["v_pred_like_loss=0.5"], "v", ["v_pred_like_loss"]),
+        (["v_pred_like_loss=0.5"], "epsilon", []),
+    ],
+)
+def test_weights_for_another_prediction_are_doubtful(settings, prediction, told):
+    overrides = [f"recipe.objective.{setting}" for setting in settings]
+    job = parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides)
+    found = [key for key, _ in doubtful(job, zero_terminal_snr=False, prediction=prediction)]
+    assert found == [f"recipe.objective.{key}" for key in told]
+
+
 @pytest.mark.parametrize("settings", [[], ["fit.compile=true"], ["fit.compile=true", "fit.channels_last=true"]])
 def test_forecasts_do_not_foresee_some_experiments(settings):
     job = parse_job(MINIMAL, "job.toml", Path("/jobs"), settings)

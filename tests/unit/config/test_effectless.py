@@ -32,6 +32,44 @@ WITHOUT_EFFECT = {
     "rank of an untrained encoder": ("sdxl", ["recipe.text_encoder.rank=4"], "recipe.text_encoder.rank"),
     "convolutions": ("sdxl", ["recipe.conv_rank=4"], "recipe.conv_rank"),
     "huber": ("sd15", ["recipe.objective.huber_c=0.2"], "recipe.objective.huber_c"),
+    "huber's schedule": (
+        "sd15",
+        ["recipe.objective.loss=l1", "recipe.objective.huber_schedule=exponential"],
+        "recipe.objective.huber_schedule",
+    ),
+    "huber's scale by SNR": (
+        "sd15",
+        ["recipe.objective.loss=huber", "recipe.objective.huber_schedule=snr", "recipe.objective.huber_scale=2"],
+        "recipe.objective.huber_scale",
+    ),
+    "v loss of noise": (
+        "sdxl",
+        ["base.prediction=epsilon", "recipe.objective.scale_v_pred_loss=true"],
+        "recipe.objective.scale_v_pred_loss",
+    ),
+    "v-like loss of v": (
+        "sdxl",
+        ["base.prediction=v", "recipe.objective.v_pred_like_loss=0.5"],
+        "recipe.objective.v_pred_like_loss",
+    ),
+    "adaptive offset of none": (
+        "sd15",
+        ["recipe.objective.adaptive_noise_scale=0.1"],
+        "recipe.objective.adaptive_noise_scale",
+    ),
+    "bias of another distribution": (
+        "sd15",
+        ["recipe.objective.timestep_bias=later", "recipe.objective.timesteps=logit_normal"],
+        "recipe.objective.timestep_bias",
+    ),
+    "range of later": (
+        "sd15",
+        [
+            "recipe.objective.timestep_bias=later",
+            "recipe.objective.timestep_bias_begin=100",
+        ],
+        "recipe.objective.timestep_bias_begin",
+    ),
     "multires": ("sd15", ["recipe.objective.multires_iterations=3"], "recipe.objective.multires_iterations"),
     "masks": ("sd15", ["recipe.objective.unmasked_weight=0.5"], "recipe.objective.unmasked_weight"),
     "keep tokens": ("sd15", ["recipe.captions.keep_tokens=1"], "recipe.captions.keep_tokens"),

@@ -17,7 +17,10 @@ KEYS = {re.sub(r"\[\w+\]", "", found.key): found for found in fields(Job)}
 OURS = {
     "schema", "preset", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
     "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
-    "recipe.caption_padding",
+    "recipe.caption_padding", "recipe.objective.huber_schedule", "recipe.objective.huber_scale",
+    *(f"recipe.objective.{name}" for name in ("v_pred_like_loss", "noise_offset_random_strength",
+                                              "adaptive_noise_scale", "timestep_bias_multiplier",
+                                              "timestep_bias_portion", "timestep_bias_begin", "timestep_bias_end")),
     *(f"recipe.optimizer.{name}" for name in ("relative_step", "scale_parameter", "warmup_init", "clip_threshold",
                                               "decay_rate", "d0", "growth_rate", "warmup_steps")),
     "fit.allow_quantized", "fit.cuda_graphs", "fit.channels_last", "fit.fp16_accumulation", "fit.deterministic",

@@ -47,6 +47,23 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.epochs",
     "recipe.images_seen",
     "recipe.objective.min_snr_gamma",
+    *(
+        f"recipe.objective.{name}"
+        for name in (
+            "huber_schedule",
+            "huber_scale",
+            "p2_gamma",
+            "scale_v_pred_loss",
+            "v_pred_like_loss",
+            "noise_offset_random_strength",
+            "adaptive_noise_scale",
+            "timestep_bias",
+            "timestep_bias_multiplier",
+            "timestep_bias_portion",
+            "timestep_bias_begin",
+            "timestep_bias_end",
+        )
+    ),
     "report.saving.every_epochs",
     "report.saving.keep",
     "dataset.folders.0.repeats",

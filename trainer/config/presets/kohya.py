@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.config.base import Family
 from trainer.config.field_names import keys_called, value_called
-from trainer.config.recipe import RecipeConfig, ScheduleConfig
+from trainer.config.recipe import ObjectiveConfig, RecipeConfig, ScheduleConfig
 from trainer.config.schema import choices
 from trainer.protocol.reading import UnusableFileError, parse_json
 
@@ -31,11 +31,9 @@ _WHOLE = {"seed", "steps", "captions.keep_tokens"}
 
 # Settings of sd-scripts that Impasto does not support, with the values that mean off.
 _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
-    "ss_adaptive_noise_scale": (),
     "ss_caption_dropout_every_n_epochs": ("0",),
     "ss_face_crop_aug_range": (),
     "ss_color_aug": ("False",),
-    "ss_noise_offset_random_strength": ("False",),
     "ss_ip_noise_gamma_random_strength": ("False",),
     "ss_full_fp16": ("False",),
     "ss_fp8_base": ("False",),
@@ -43,6 +41,8 @@ _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
 }
 
 _SCHEDULES = choices(ScheduleConfig.model_fields["kind"].annotation)
+_LOSSES = choices(ObjectiveConfig.model_fields["loss"].annotation)
+_HUBER_SCHEDULES = choices(ObjectiveConfig.model_fields["huber_schedule"].annotation)
 _OPTIMIZERS = choices(RecipeConfig.model_fields["optimizer"].annotation)
 # Defaults of the optimizer classes where they differ from the defaults of a recipe.
 _CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -283,21 +283,23 @@ def _images(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None
 def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
     """Convert loss, min-SNR and multires noise, for which 0 means off."""
     mapped.set("objective.min_snr_gamma", _number(values.get("ss_min_snr_gamma")) or None)
+    is_random = values.get("ss_noise_offset_random_strength") == "True"
+    mapped.set("objective.noise_offset_random_strength", is_random or None)
+    mapped.set("objective.adaptive_noise_scale", _number(values.get("ss_adaptive_noise_scale")) or None)
     levels = _whole(values.get("ss_multires_noise_iterations"))
     if levels:
         mapped.set("objective.multires_iterations", levels)
         mapped.set("objective.multires_discount", _number(values.get("ss_multires_noise_discount")))
     loss = values.get("ss_loss_type", "l2")
-    if loss in ("l2", "huber"):
-        mapped.set("objective.loss", "mse" if loss == "l2" else "huber")
-    else:
+    name = loss if loss in _LOSSES else value_called("recipe.objective.loss", loss)
+    if name is None:
         mapped.notes.append(f"ss_loss_type: {_short(loss)} is not supported")
-    if loss == "huber":
+    mapped.set("objective.loss", name)
+    if name in ("huber", "smooth_l1"):
         mapped.set("objective.huber_c", _number(values.get("ss_huber_c")))
-        if values.get("ss_huber_schedule") not in (None, "constant"):
-            mapped.notes.append(
-                f"ss_huber_schedule: {_short(values['ss_huber_schedule'])}; Impasto keeps huber_c constant"
-            )
+        mapped.set("objective.huber_scale", _number(values.get("ss_huber_scale")))
+        schedule = values.get("ss_huber_schedule")
+        mapped.set("objective.huber_schedule", schedule if schedule in _HUBER_SCHEDULES else None)
 
 
 def _arguments(text: str) -> Iterator[tuple[str, Any]]:

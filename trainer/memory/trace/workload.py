@@ -16,7 +16,7 @@ from trainer.config.base import Family, Prediction
 from trainer.config.fit import FitConfig, Int8LayerConfig
 from trainer.config.job import Job, PromptConfig
 from trainer.config.optimizer import averages_weights
-from trainer.config.recipe import RecipeConfig
+from trainer.config.recipe import ObjectiveConfig, RecipeConfig
 from trainer.dataset.cache_keys import text_batch_size
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import Shape, caption_lengths, epoch_samples, measured_samples, padded_tokens
@@ -219,13 +219,7 @@ class Workload:
             "checkpointing": fit.gradient_checkpointing,
             "masks": self.masks,
             "objective": (
-                _present(
-                    {
-                        "loss": objective.loss,
-                        "min_snr_gamma": objective.min_snr_gamma,
-                        "debiased": objective.debiased_estimation,
-                    }
-                ),
+                _objective_facts(objective),
                 objective.input_perturbation > 0,
                 self.prediction,
             ),
@@ -366,6 +360,19 @@ def complete_fit(fit: FitConfig) -> FitConfig:
 def _uses(shown: Counter[tuple[int, int]]) -> tuple[BucketUse, ...]:
     largest_first = sorted(shown, key=lambda size: (-size[0] * size[1], size))
     return tuple(BucketUse(*size, shown[size]) for size in largest_first)
+
+
+def _objective_facts(objective: ObjectiveConfig) -> dict[str, object]:
+    """Return what the loss allocates depends on; later settings are only listed when they are used, for old keys."""
+    facts: dict[str, object] = {
+        "loss": objective.loss,
+        "min_snr_gamma": objective.min_snr_gamma,
+        "debiased": objective.debiased_estimation,
+    }
+    if objective.has_threshold and objective.huber_schedule in ("exponential", "snr"):
+        facts["huber_schedule"] = objective.huber_schedule
+    weights = ("p2_gamma", "scale_v_pred_loss", "v_pred_like_loss")
+    return _present(facts) | {name: True for name in weights if getattr(objective, name)}
 
 
 def _plain(config: Config) -> dict[str, object]:

@@ -169,8 +169,8 @@ class Collator:
         objective = self.job.recipe.objective
         entries = [self.cache.latents(sample) for sample in samples]
         latents = [self._draw_latents(sample, entry) for sample, entry in zip(samples, entries, strict=True)]
-        shape = tuple(latents[0].shape)
-        noise = [draw_noise(self.stream(sample, "noise"), shape, objective) for sample in samples]
+        drawn = zip(samples, latents, strict=True)
+        noise = [draw_noise(self.stream(sample, "noise"), image.numpy(), objective) for sample, image in drawn]
         timesteps = [draw_timestep(self.stream(sample, "timestep"), objective) for sample in samples]
         return MicroBatch(
             latents=torch.stack(latents),

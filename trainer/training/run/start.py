@@ -179,7 +179,7 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
         reporter.notice("captions", f"Captions are padded to the length that each needs: {counts}.")
     for key, reason in settings_without_effect(job, source.family):
         reporter.notice("no_effect", f"{key} has no effect: {reason}.")
-    for key, reason in doubtful(job, zero_terminal_snr=source.zero_terminal_snr):
+    for key, reason in doubtful(job, zero_terminal_snr=source.zero_terminal_snr, prediction=source.prediction):
         reporter.notice("doubtful", f"{key}: {reason}.")
     frozen = resolve_job(job, samples_per_epoch=showings, **facts)
     fit = frozen.fit

@@ -52,10 +52,11 @@ Options = Mapping[str, Any]
 
 BUCKET = (64, 64)
 TEXT = {"text_encoder": {"learning_rate": 1e-4}, "text_encoder_2": {"learning_rate": 1e-4}}
+SCHEDULED = {"loss": "smooth_l1", "huber_schedule": "snr", "min_snr_gamma": 5.0, "v_pred_like_loss": 0.5}
 MASKED = {"objective": {"loss": "huber", "input_perturbation": 0.1}}
 SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sd15", 1, {"layers": "attention"}, {}),
-    ("sd15", 2, {"layers": "all", "objective": {"min_snr_gamma": 5.0}}, {}),
+    ("sd15", 2, {"layers": "all", "objective": SCHEDULED}, {}),
     ("sd15", 2, {**TEXT, **MASKED}, {"gradient_checkpointing": ["down_blocks.0", "mid_block"]}),
     ("sd15", 2, {}, {"quantize": "int8"}),
     ("sd15", 2, {}, {"quantize": "int8_products"}),

@@ -165,7 +165,8 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
         "shuffle": True, "keep_tokens": 2, "keep_separator": "|||", "wildcards": True, "prefix": "art, ",
     }  # fmt: skip
     assert found["objective"] == {
-        "loss": "huber", "huber_c": 0.2, "multires_iterations": 8, "multires_discount": 0.4,
+        "loss": "huber", "huber_c": 0.2, "huber_schedule": "snr", "adaptive_noise_scale": 0.003,
+        "multires_iterations": 8, "multires_discount": 0.4,
         "debiased_estimation": True,
     }  # fmt: skip
     assert "clip_skip" not in found
@@ -174,8 +175,6 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
         "ss_optimizer.decouple",
         "ss_text_encoder_lr",
         "ss_text_encoder_lr",
-        "ss_huber_schedule",
-        "ss_adaptive_noise_scale",
         "notes",
         "recipe.lora_plus_ratio",  # Prodigy has one rate
     ]

@@ -107,6 +107,8 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
         subject({"text_encoder": {"learning_rate": 1e-4}}),
         subject({"objective": {"input_perturbation": 0.1}}),
         subject({"objective": {"min_snr_gamma": 5.0}}),
+        subject({"objective": {"loss": "l1"}}),
+        subject({"objective": {"p2_gamma": 0.5}}),
         subject({"dropout": 0.1}),
         subject({"token_chunks": 150}),
         subject(dtype="fp16"),
