@@ -40,6 +40,7 @@ import safetensors.torch
 import torch
 
 from tests.support.jobs import photographs, write_job
+from tests.support.optimizers import NAMES, settings_of
 from tests.support.tiny import tiny_base
 from trainer.adapter.export import TIME_KEYS
 from trainer.cli.common import quieten
@@ -67,22 +68,9 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 # Rank 64 makes tensors of 4096 elements, from which bitsandbytes uses 8-bit state.
 COMMON = ("recipe.rank=64", "recipe.alpha=64", "recipe.layers=attention", "recipe.steps=5", "report.validation.every=9")
-OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
-    "adamw": (),
-    "adamw8bit": (),
-    "paged_adamw8bit": (),
-    "lion": (),
-    "lion8bit": (),
-    "adafactor": ("recipe.optimizer.beta1=0.9", "recipe.optimizer.scale_parameter=true"),
-    "prodigy": (
-        "recipe.learning_rate=1.0",
-        "recipe.optimizer.d_coef=20",
-    ),  # its estimate grows within few steps
-    "schedulefree": ("recipe.optimizer.warmup_steps=2",),
-}
 LIVE = ("recipe.dropout=0.1", "recipe.text_encoder.learning_rate=1e-4")
 CASES: Mapping[str, tuple[str, ...]] = {
-    **{f"{name}, fp32": (f"recipe.optimizer.name={name}", *more) for name, more in OPTIMIZERS.items()},
+    **{f"{name}, fp32": tuple(settings_of(name)) for name in NAMES},
     "adamw8bit, bf16": ("recipe.optimizer.name=adamw8bit", "fit.dtype=bf16", *LIVE),
     # At this strength of the adapter, gradients overflow until the scale is a sixteenth.
     "int8 products, channels last, checkpointed, bf16": (

@@ -25,11 +25,11 @@ import torch
 
 from tests.support.exhaustion import Exhaustion, Killed, Trial, run_with_changes
 from tests.support.jobs import photographs, write_job
+from tests.support.optimizers import NAMES
 from tests.support.tiny import tiny_base
 from trainer.protocol import events
 from trainer.protocol.run_directory import RunDirectory
 
-OPTIMIZERS = ("adamw", "adamw8bit", "lion", "adafactor", "prodigy", "schedulefree")
 LADDER = (
     "fallbacks=[{exact=true, vae_tiling=true}, {exact=true, preview_offload=true}, "
     '{exact=true, gradient_checkpointing="full"}, {exact=false, micro_batch=1}]'
@@ -90,7 +90,7 @@ class Campaign:
     def trial(self, number: int) -> tuple[bool, str]:
         """Run one trial; return whether memory ran out in it, and a description of what was done."""
         chance = self.chance
-        optimizer = chance.choice(OPTIMIZERS)
+        optimizer = chance.choice(NAMES)
         settings = [*self.settings, f"recipe.optimizer.name={optimizer}"]
         first, in_optimizer = chance.randint(5, 60), number % 3 == 0
         most = MOST_OF_OPTIMIZER.get(optimizer, 40) if in_optimizer else MOST_ALLOCATIONS

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from trainer.config.base import Family, Prediction
 from trainer.config.job import Job
-from trainer.config.optimizer import AdafactorConfig, ProdigyConfig
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig, TextEncoderConfig
 from trainer.config.schema import Section
 
@@ -51,12 +50,11 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield at + "caption_padding", recipe, recipe.token_chunks == 75, "the max token length is 75 (token_chunks)"
     for key in ("conv_rank", "conv_alpha"):
         yield at + key, recipe, recipe.layers != "all", '3x3 convolutions are trained only with layers = "all"'
-    own_rate = isinstance(recipe.optimizer, AdafactorConfig) and recipe.optimizer.relative_step
     yield (
         at + "learning_rate",
         recipe,
-        own_rate and recipe.learning_rate > 0,
-        "Adafactor chooses the learning rate itself (relative_step)",
+        recipe.optimizer.ignores_rates and recipe.learning_rate > 0,
+        f"{recipe.optimizer.method.title} chooses the learning rate itself (relative_step)",
     )
     for key in ("huber_c", "huber_schedule", "huber_scale"):
         unused = not objective.has_threshold
@@ -141,8 +139,8 @@ def _rest(job: Job) -> Iterator[_Candidate]:
 
 
 def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
-    """Yield the learning rates that are far too low for Prodigy, such as AdamW's default, as (key, reason)."""
-    if not isinstance(recipe.optimizer, ProdigyConfig):
+    """Yield the rates that are far too low for an optimizer that finds its own, such as AdamW's, as (key, reason)."""
+    if not recipe.optimizer.method.finds_rate:
         return
     rates = {
         "recipe.learning_rate": recipe.learning_rate,
@@ -151,7 +149,8 @@ def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
     }
     for key, rate in rates.items():
         if 0 < rate < SMALL_FOR_PRODIGY:
-            yield key, f"Prodigy multiplies the rate it finds by this, so {rate:g} would train almost nothing; use 1.0"
+            who = recipe.optimizer.who
+            yield key, f"{who} multiplies the rate it finds by this, so {rate:g} would train almost nothing; use 1.0"
 
 
 def not_forecast(job: Job) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trainer.config.optimizer import OPTIMIZERS
+
 FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "name": ("output_name", "save_filename_prefix", "lora_name"),
     "base.model": ("pretrained_model_name_or_path", "base_model_name", "base_model", "checkpoint", "sd_model_name"),
@@ -150,11 +152,7 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
     "dataset.masks": {"alpha_mask": "alpha", "masklabel": "files"},
     "recipe.adapter": {"locon": "lora", "lycoris": "lora", "networks.lora": "lora", "peft": "lora"},
     "recipe.layers": {"full": "all", "conv": "all", "attn-mlp": "linear", "attn-only": "attention"},
-    "recipe.optimizer.name": {
-        "adam": "adamw", "adamw8": "adamw8bit", "adam8bit": "adamw8bit", "adam_8bit": "adamw8bit",
-        "adamw_8bit": "adamw8bit", "pagedadamw8bit": "paged_adamw8bit", "adamw_schedule_free": "schedulefree",
-        "adamwschedulefree": "schedulefree", "schedule_free_adamw": "schedulefree", "lion_8bit": "lion8bit",
-    },
+    "recipe.optimizer.name": {word: name for name, kind in OPTIMIZERS.items() for word in kind.method.names},
     "recipe.schedule.kind": {
         "constant_with_warmup": "constant", "cosine_with_restarts": "restarts", "cosine_with_hard_restarts": "restarts",
         "poly": "polynomial",

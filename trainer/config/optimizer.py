@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
+from trainer.config.methods import (
+    FP32,
+    QUANTIZATION_MAP_BYTES,
+    MasterWeight,
+    OptimizerMethod,
+    StepWork,
+    quantized,
+    whole,
+)
 from trainer.config.schema import Section
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -14,9 +23,34 @@ WeightDecay = Annotated[float, Field(ge=0.0, le=10.0)]
 Epsilon = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-class _AdamLike(Section):
+class OptimizerSection(Section):
+    """Base class of an optimizer's table: a name, its arguments, and what it is and takes."""
+
+    method: ClassVar[OptimizerMethod]
     name: str
     """Name of the optimizer."""
+
+    @property
+    def who(self) -> str:
+        """Return the optimizer's name for messages."""
+        return self.method.title
+
+    @property
+    def ignores_rates(self) -> bool:
+        """Return whether it chooses the learning rate of each step itself and ignores the configured ones."""
+        return False
+
+    @property
+    def own_warmup(self) -> str:
+        """Return the setting that replaces the schedule's warmup; empty if none is needed."""
+        return ""
+
+    def state_sizes(self, weight: MasterWeight) -> list[int]:
+        """Return the bytes of each tensor of state that is kept on the GPU for a weight."""
+        return self.method.layout(self, weight)
+
+
+class _AdamLike(OptimizerSection):
     beta1: Beta = 0.9
     """Momentum: decay rate of the gradient average; typically 0.9."""
     beta2: Beta = 0.999
@@ -27,9 +61,21 @@ class _AdamLike(Section):
     """Weight decay; typically 0.01."""
 
 
+_WAITS = "the library waits for the device after every tensor"
+
+
 class AdamWConfig(_AdamLike):
     """AdamW: a safe choice."""
 
+    method = OptimizerMethod(
+        title="AdamW",
+        purpose="A safe choice for everything.",
+        source="torch.optim.AdamW; Loshchilov and Hutter 2019",
+        names=("adam",),
+        library="torch",
+        layout=whole(2, FP32),
+        work=StepWork(0, 9, 30.0),
+    )
     name: Literal["adamw"] = "adamw"
     """AdamW, from PyTorch."""
 
@@ -37,6 +83,17 @@ class AdamWConfig(_AdamLike):
 class AdamW8bitConfig(_AdamLike):
     """AdamW with 8-bit state: saves a little memory."""
 
+    method = OptimizerMethod(
+        title="AdamW 8-bit",
+        purpose="AdamW with a quarter of the state.",
+        source="bitsandbytes.optim.AdamW8bit; Dettmers et al. 2022",
+        names=("adamw8", "adam8bit", "adam_8bit", "adamw_8bit"),
+        library="bitsandbytes",
+        layout=quantized(2),
+        shared=(QUANTIZATION_MAP_BYTES, QUANTIZATION_MAP_BYTES),
+        work=StepWork(1, 7, 24.1),
+        reads_note=_WAITS,
+    )
     name: Literal["adamw8bit"] = "adamw8bit"
     """AdamW with 8-bit state, from bitsandbytes."""
 
@@ -44,13 +101,22 @@ class AdamW8bitConfig(_AdamLike):
 class PagedAdamW8bitConfig(_AdamLike):
     """8-bit AdamW whose state can move to system memory."""
 
+    method = OptimizerMethod(
+        title="Paged AdamW 8-bit",
+        purpose="8-bit AdamW whose state moves to system memory when the GPU is full.",
+        source="bitsandbytes.optim.PagedAdamW8bit",
+        names=("pagedadamw8bit",),
+        library="bitsandbytes",
+        layout=quantized(2, paged=True),
+        shared=(QUANTIZATION_MAP_BYTES, QUANTIZATION_MAP_BYTES),
+        work=StepWork(1, 7, 24.1),
+        reads_note=_WAITS,
+    )
     name: Literal["paged_adamw8bit"] = "paged_adamw8bit"
     """8-bit AdamW whose state can move to system memory, from bitsandbytes."""
 
 
-class _LionLike(Section):
-    name: str
-    """Name of the optimizer."""
+class _LionLike(OptimizerSection):
     beta1: Beta = 0.9
     """Momentum used in a step; typically 0.9."""
     beta2: Beta = 0.99
@@ -62,6 +128,16 @@ class _LionLike(Section):
 class LionConfig(_LionLike):
     """Lion: needs a learning rate 3 to 10 times lower than AdamW."""
 
+    method = OptimizerMethod(
+        title="Lion",
+        purpose="Half of AdamW's state; needs a learning rate 3 to 10 times lower.",
+        source="bitsandbytes.optim.Lion; Chen et al. 2023",
+        library="bitsandbytes",
+        layout=whole(1),
+        work=StepWork(1, 7, 26.0),
+        reads_note=_WAITS,
+        class_defaults={"weight_decay": 0.0},
+    )
     name: Literal["lion"] = "lion"
     """Lion, from bitsandbytes."""
 
@@ -69,13 +145,42 @@ class LionConfig(_LionLike):
 class Lion8bitConfig(_LionLike):
     """Lion with 8-bit state."""
 
+    method = OptimizerMethod(
+        title="Lion 8-bit",
+        purpose="Lion with a quarter of its state.",
+        source="bitsandbytes.optim.Lion8bit",
+        names=("lion_8bit",),
+        library="bitsandbytes",
+        layout=quantized(1),
+        shared=(QUANTIZATION_MAP_BYTES,),
+        work=StepWork(1, 7, 23.0),
+        reads_note=_WAITS,
+        class_defaults={"weight_decay": 0.0},
+    )
     name: Literal["lion8bit"] = "lion8bit"
     """Lion with 8-bit state, from bitsandbytes."""
 
 
-class AdafactorConfig(Section):
+def _adafactor_state(config: AdafactorConfig, weight: MasterWeight) -> list[int]:
+    averages = [FP32 * numbers for numbers in weight.averages]
+    return [*averages, FP32, *([FP32 * weight.numbers] if config.beta1 is not None else [])]
+
+
+class AdafactorConfig(OptimizerSection):
     """Adafactor: needs very little memory."""
 
+    method = OptimizerMethod(
+        title="Adafactor",
+        purpose="Needs very little memory; can choose the learning rate itself.",
+        source="transformers.optimization.Adafactor; Shazeer and Stern 2018",
+        library="transformers",
+        layout=_adafactor_state,
+        work=StepWork(24, 7, 100.0),
+        reads_note=(
+            "with scale_parameter, the RMS of every tensor and, if weight_decay is set too, the rate computed from it"
+        ),
+        class_defaults={"scale_parameter": True},
+    )
     name: Literal["adafactor"] = "adafactor"
     """Adafactor, from transformers."""
     relative_step: bool = False
@@ -93,15 +198,48 @@ class AdafactorConfig(Section):
     weight_decay: WeightDecay = 0.0
     """Weight decay; typically 0.01."""
 
+    @property
+    def who(self) -> str:
+        """Return the name, with the argument that makes it choose the rate."""
+        return "Adafactor with relative_step = true" if self.relative_step else self.method.title
+
+    @property
+    def ignores_rates(self) -> bool:
+        """Return whether relative_step is on."""
+        return self.relative_step
+
+    @property
+    def own_warmup(self) -> str:
+        """Return its own warmup."""
+        return "optimizer.warmup_init = true"
+
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error for warmup_init without relative_step, which transformers does not allow."""
         if self.warmup_init and not self.relative_step:
             yield "warmup_init", "requires relative_step = true"
 
 
-class ProdigyConfig(Section):
+def _prodigy_state(_: ProdigyConfig, weight: MasterWeight) -> list[int]:
+    first_value = FP32 if weight.starts_at_zero else FP32 * weight.numbers
+    return [*(3 * [FP32 * weight.numbers]), first_value]
+
+
+class ProdigyConfig(OptimizerSection):
     """Prodigy: finds the learning rate itself; set all learning rates to 1.0."""
 
+    method = OptimizerMethod(
+        title="Prodigy",
+        purpose="Finds the learning rate itself; set all learning rates to 1.0.",
+        source="prodigyopt.Prodigy; Mishchenko and Defazio 2023",
+        library="prodigyopt",
+        layout=_prodigy_state,
+        work=StepWork(14, 7, 152.0),
+        reads=2,
+        reads_note="once, in the first step, whether a tensor is all zeros",
+        finds_rate=True,
+        class_defaults={"weight_decay": 0.0, "safeguard_warmup": False, "bias_correction": False},
+        argument_names={"use_bias_correction": "bias_correction"},
+    )
     name: Literal["prodigy"] = "prodigy"
     """Prodigy, from prodigyopt."""
     beta1: Beta = 0.9
@@ -122,9 +260,21 @@ class ProdigyConfig(Section):
     """Use Adam's bias correction in the first steps (kohya: use_bias_correction)."""
 
 
-class ScheduleFreeConfig(Section):
+class ScheduleFreeConfig(OptimizerSection):
     """Schedule-Free AdamW: needs no learning rate schedule; set it to constant."""
 
+    method = OptimizerMethod(
+        title="Schedule-Free AdamW",
+        purpose="Averages the weights instead of lowering the learning rate; needs a constant schedule.",
+        source="schedulefree.AdamWScheduleFree; Defazio et al. 2024",
+        names=("adamw_schedule_free", "adamwschedulefree", "schedule_free_adamw"),
+        library="schedulefree",
+        layout=whole(2),
+        work=StepWork(0, 17, 86.0),
+        copies_weights=True,
+        averages=True,
+        class_defaults={"weight_decay": 0.0},
+    )
     name: Literal["schedulefree"] = "schedulefree"
     """Schedule-Free AdamW, from schedulefree."""
     beta1: Beta = 0.9
@@ -137,6 +287,11 @@ class ScheduleFreeConfig(Section):
     """Weight decay; typically 0.01."""
     warmup_steps: int = Field(default=0, ge=0)
     """Warmup steps of the optimizer itself."""
+
+    @property
+    def own_warmup(self) -> str:
+        """Return its own warmup."""
+        return "optimizer.warmup_steps"
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error for beta1 = 0.
@@ -158,8 +313,7 @@ OptimizerConfig = (
     | ProdigyConfig
     | ScheduleFreeConfig
 )
-
-
-def averages_weights(optimizer: OptimizerConfig) -> bool:
-    """Return whether an optimizer saves and validates with averages of the weights that it trains."""
-    return isinstance(optimizer, ScheduleFreeConfig)
+OPTIMIZERS: dict[str, type[OptimizerSection]] = {
+    kind.model_fields["name"].default: kind for kind in get_args(OptimizerConfig)
+}
+"""The table of each optimizer by its name."""

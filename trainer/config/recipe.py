@@ -7,14 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trainer.config.optimizer import (
-    AdafactorConfig,
-    AdamWConfig,
-    OptimizerConfig,
-    ProdigyConfig,
-    ScheduleFreeConfig,
-    averages_weights,
-)
+from trainer.config.optimizer import AdamWConfig, OptimizerConfig
 from trainer.config.schema import Section
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -277,30 +270,29 @@ class RecipeConfig(Section):
         if not any((self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate)):
             yield "learning_rate", "is 0 for the UNet and all text encoders, so nothing would be trained"
         rates = {self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate} - {0.0}
-        if isinstance(self.optimizer, ProdigyConfig) and len(rates) > 1:
+        if self.optimizer.method.finds_rate and len(rates) > 1:
             yield (
                 "learning_rate",
-                "must be equal for UNet and text encoders: Prodigy finds one rate for all; set each to 1.0",
+                f"must be equal for UNet and text encoders: {self.optimizer.who} finds one rate for all; "
+                "set each to 1.0",
             )
         yield from self._schedule_rules()
         yield from self._matrix_rules()
 
     def _matrix_rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for settings of the up and down matrices that the optimizer cannot follow."""
-        own_rate = isinstance(self.optimizer, AdafactorConfig) and self.optimizer.relative_step
-        if self.lora_plus_ratio is not None and (own_rate or isinstance(self.optimizer, ProdigyConfig)):
-            who = "Adafactor with relative_step = true" if own_rate else "Prodigy"
-            yield "lora_plus_ratio", f"cannot be used: {who} finds one learning rate for all matrices"
-        if self.max_weight_norm is not None and averages_weights(self.optimizer):
-            yield "max_weight_norm", "cannot be used: Schedule-Free AdamW would not scale its averaged weights down"
+        optimizer = self.optimizer
+        if self.lora_plus_ratio is not None and (optimizer.ignores_rates or optimizer.method.finds_rate):
+            yield "lora_plus_ratio", f"cannot be used: {optimizer.who} finds one learning rate for all matrices"
+        if self.max_weight_norm is not None and optimizer.method.averages:
+            yield "max_weight_norm", f"cannot be used: {optimizer.who} would not scale its averaged weights down"
 
     def _schedule_rules(self) -> Iterator[tuple[str, str]]:
-        own_rate = isinstance(self.optimizer, AdafactorConfig) and self.optimizer.relative_step
-        if not own_rate and not isinstance(self.optimizer, ScheduleFreeConfig):
+        optimizer = self.optimizer
+        if not optimizer.ignores_rates and not optimizer.method.averages:
             return
-        who = "Adafactor with relative_step = true" if own_rate else "Schedule-Free AdamW"
         if self.schedule.kind != "constant":
-            yield "schedule.kind", f'must be "constant": {who} adjusts the learning rate itself'
+            yield "schedule.kind", f'must be "constant": {optimizer.who} adjusts the learning rate itself'
         if self.schedule.warmup:
-            own = "optimizer.warmup_init = true" if own_rate else "optimizer.warmup_steps"
-            yield "schedule.warmup", f"must be 0: {who} has its own warmup, {own}"
+            own = f"has its own warmup, {optimizer.own_warmup}" if optimizer.own_warmup else "needs no warmup"
+            yield "schedule.warmup", f"must be 0: {optimizer.who} {own}"

@@ -27,9 +27,11 @@ from tests.golden.formats.base import write_base
 from tests.golden.formats.names import command_names
 from tests.golden.formats.user_folder import write_user_folder
 from tests.support.exhaustion import Exhaustion, Trial, step_begins
+from tests.support.optimizers import NAMES, every_argument
 from trainer.adapter.export import ExportFacts, write_side_files
 from trainer.cli import main as command_line
 from trainer.config.load import parse_job
+from trainer.config.optimizer import OPTIMIZERS
 from trainer.config.presets.exchange import save_as_image
 from trainer.config.presets.preset import Preset, dump_preset
 from trainer.config.recipe import RecipeConfig
@@ -198,12 +200,6 @@ tag_frequency = true
 VARIANTS: dict[str, tuple[str, ...]] = {
     "epochs": ("recipe.epochs=12", "report.saving.every_epochs=2", 'fit.gradient_checkpointing="full"'),
     "steps": ("recipe.steps=900", "recipe.objective.debiased_estimation=true", 'fit.attention="math"'),
-    "adamw8bit": ('recipe.optimizer={name="adamw8bit", beta1=0.8, beta2=0.99, eps=1e-7, weight_decay=0.02}',),
-    "paged_adamw8bit": (
-        'recipe.optimizer={name="paged_adamw8bit", beta1=0.8, beta2=0.99, eps=1e-7, weight_decay=0.02}',
-    ),
-    "lion": ('recipe.optimizer={name="lion", beta1=0.8, beta2=0.98, weight_decay=0.02}',),
-    "lion8bit": ('recipe.optimizer={name="lion8bit", beta1=0.8, beta2=0.98, weight_decay=0.02}',),
     "adafactor": (
         'recipe.optimizer={name="adafactor", relative_step=true, scale_parameter=true, warmup_init=true, '
         "clip_threshold=0.9, decay_rate=-0.7, beta1=0.8, weight_decay=0.02}",
@@ -223,6 +219,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "recipe.schedule.warmup=0",
     ),
 }
+for other in (name for name in NAMES if name not in ("adamw", *VARIANTS)):
+    constant = ("recipe.schedule.kind=constant", "recipe.schedule.warmup=0")
+    VARIANTS[other] = (every_argument(other), *(constant if OPTIMIZERS[other].method.averages else ()))
 LENGTH = "images_seen = 120\n"
 
 RUN_JOB = f"""

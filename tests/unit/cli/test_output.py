@@ -57,6 +57,7 @@ COMMANDS = {
     "doctor": [(["doctor", "--quick"], True)],
     "prune": [(["prune"], False)],
     "presets list": [(["presets", "list"], True)],
+    "methods": [(["methods"], False)],
     "presets show": [(["presets", "show", "{text}"], True), (["presets", "show", "{preset}"], True)],
     "presets check": [(["presets", "check", "{bad_preset}"], True)],
     "presets share": [(["presets", "share", "{lora}", "--out", "{file}.toml"], True),

@@ -14,7 +14,8 @@ from typing import Any
 
 from trainer.config.base import Family
 from trainer.config.field_names import keys_called, value_called
-from trainer.config.recipe import ObjectiveConfig, RecipeConfig, ScheduleConfig
+from trainer.config.optimizer import OPTIMIZERS
+from trainer.config.recipe import ObjectiveConfig, ScheduleConfig
 from trainer.config.schema import choices
 from trainer.protocol.reading import UnusableFileError, parse_json
 
@@ -43,21 +44,6 @@ _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
 _SCHEDULES = choices(ScheduleConfig.model_fields["kind"].annotation)
 _LOSSES = choices(ObjectiveConfig.model_fields["loss"].annotation)
 _HUBER_SCHEDULES = choices(ObjectiveConfig.model_fields["huber_schedule"].annotation)
-_OPTIMIZERS = choices(RecipeConfig.model_fields["optimizer"].annotation)
-# Defaults of the optimizer classes where they differ from the defaults of a recipe.
-_CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "lion": {"weight_decay": 0.0},
-    "lion8bit": {"weight_decay": 0.0},
-    "prodigy": {"weight_decay": 0.0, "safeguard_warmup": False, "bias_correction": False},
-    "schedulefree": {"weight_decay": 0.0},
-    "adafactor": {"scale_parameter": True},
-}
-_ARGUMENTS = {
-    "weight_decay", "eps", "d_coef", "d0", "growth_rate", "safeguard_warmup", "relative_step", "scale_parameter",
-    "warmup_init", "clip_threshold", "decay_rate", "beta1", "warmup_steps", "bias_correction",
-}  # fmt: skip
-_ARGUMENT_NAMES = {"use_bias_correction": "bias_correction"}
-"""Recipe keys of the arguments whose names differ."""
 _ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
 
 
@@ -212,30 +198,31 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
         return
     path, _bracket, arguments = text.partition("(")
     word = path.rpartition(".")[2].lower()
-    name = word if word in _OPTIMIZERS else value_called("recipe.optimizer.name", word)
+    name = word if word in OPTIMIZERS else value_called("recipe.optimizer.name", word)
     if name is None:
         mapped.notes.append(f"ss_optimizer: {_short(path.rpartition('.')[2])} is not supported")
         return
-    stated: dict[str, Any] = {"name": name, **_CLASS_DEFAULTS.get(name, {})}
-    for key, value in ((_ARGUMENT_NAMES.get(key, key), value) for key, value in _arguments(arguments)):
-        if key in _ARGUMENTS and not isinstance(value, tuple | str):
+    kind = OPTIMIZERS[name]
+    stated: dict[str, Any] = {"name": name, **kind.method.class_defaults}
+    for key, value in ((kind.method.argument_names.get(key, key), value) for key, value in _arguments(arguments)):
+        if key in kind.model_fields and not isinstance(value, tuple | str):
             stated[key] = value
         elif key == "betas" and isinstance(value, tuple):
             stated.update(zip(("beta1", "beta2"), value, strict=False))
         elif value not in (None, False):
             mapped.notes.append(f"ss_optimizer.{key}: not supported")
     mapped.set("optimizer", stated)
-    if name == "prodigy":
-        _one_rate(mapped)
+    if kind.method.finds_rate:
+        _one_rate(mapped, kind.method.title)
 
 
-def _one_rate(mapped: Conversion) -> None:
-    """Set all trained models to the UNet's rate, because Prodigy finds one rate for all of them."""
+def _one_rate(mapped: Conversion, who: str) -> None:
+    """Set all trained models to the UNet's rate, because the optimizer finds one rate for all of them."""
     unet = mapped.recipe.get("learning_rate")
     for part in ("text_encoder", "text_encoder_2"):
         table = mapped.recipe.get(part, {})
         if unet and table.get("learning_rate") not in (None, 0.0, unet):
-            mapped.notes.append(f"ss_text_encoder_lr: is set to {unet:g}: Prodigy finds one rate for all parts")
+            mapped.notes.append(f"ss_text_encoder_lr: is set to {unet:g}: {who} finds one rate for all parts")
             table["learning_rate"] = unet
 
 

@@ -6,13 +6,13 @@ library allocates for a weight. `tests/train/memory/planner/test_optimizers.py` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
 
 import numpy as np
 
-from trainer.config.optimizer import AdafactorConfig, OptimizerConfig
+from trainer.config.methods import FP32, MasterWeight
+from trainer.config.optimizer import OPTIMIZERS, OptimizerSection
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
@@ -21,47 +21,6 @@ from trainer.memory.trace.library import Steps, TraceLibrary
 from trainer.memory.trace.memory_trace import BLOCK, MemoryTrace, Storage, Totals, TraceSummary, Work
 from trainer.memory.trace.workload import TraceRequest, Workload
 from trainer.protocol.records import json_keys
-
-# bitsandbytes quantizes the state of weights with at least this many numbers, in blocks with one fp32 scale each.
-QUANTIZED_FROM = 4096
-QUANTIZED_BLOCK = 256
-QUANTIZATION_MAP_BYTES = 1024
-# bitsandbytes puts states of this many numbers and more into paged memory, which does not count as GPU memory.
-PAGED_FROM = 100_000
-FP32 = 4
-
-
-class MasterWeight(NamedTuple):
-    """Sizes of a trained weight, on which an optimizer's state depends."""
-
-    numbers: int
-    averages: tuple[int, int]
-    """Numbers in Adafactor's averages over columns and over rows."""
-    starts_at_zero: bool
-    """Whether it is the second factor of a LoRA; Prodigy remembers only a single number of its first value."""
-
-
-class _Step(NamedTuple):
-    """Work of an optimizer step, measured on traces of both families."""
-
-    each: int
-    """Operations per weight."""
-    once: int
-    """Further operations per step."""
-    traffic: float
-    """Bytes read and written per number, gradient clipping included."""
-
-
-_STEPS = {
-    "adamw": _Step(0, 9, 30.0),
-    "adamw8bit": _Step(1, 7, 24.1),
-    "paged_adamw8bit": _Step(1, 7, 24.1),
-    "lion": _Step(1, 7, 26.0),
-    "lion8bit": _Step(1, 7, 23.0),
-    "adafactor": _Step(24, 7, 100.0),
-    "prodigy": _Step(14, 7, 152.0),
-    "schedulefree": _Step(0, 17, 86.0),
-}
 
 
 @json_keys("name", "state", "peak", "step_seconds", "exact", "chosen")
@@ -106,13 +65,13 @@ def optimizer_rows(workload: Workload, device_state: DeviceState, traces: TraceL
         )
 
 
-def all_optimizers(recipe: RecipeConfig) -> list[OptimizerConfig]:
+def all_optimizers(recipe: RecipeConfig) -> list[OptimizerSection]:
     """Return every optimizer with its default arguments, after the recipe's own with its arguments."""
-    others = [kind() for kind in get_args(OptimizerConfig)]
-    return [recipe.optimizer, *(config for config in others if config.name != recipe.optimizer.name)]
+    others = (kind.model_validate({}) for name, kind in OPTIMIZERS.items() if name != recipe.optimizer.name)
+    return [recipe.optimizer, *others]
 
 
-def with_optimizer(workload: Workload, config: OptimizerConfig) -> Workload:
+def with_optimizer(workload: Workload, config: OptimizerSection) -> Workload:
     """Return the workload with another optimizer.
 
     The recipe is not validated: an optimizer may require another schedule, which does not affect memory.
@@ -127,23 +86,17 @@ def master_weights(weights: MemoryTrace, workload: Workload) -> list[MasterWeigh
 
 
 def _master(numbers: int, module: str, workload: Workload) -> MasterWeight:
-    """Return the sizes of a LoRA's first factor, rank × inputs, or of its second, outputs × rank.
-
-    Adafactor averages over each of the last two dimensions. In a 1 × 1 convolution they are single numbers, so it
-    saves nothing there; in a 3 × 3 convolution, each average is a third of the weight.
-    """
+    """Return the shape of a LoRA's first factor, rank × inputs, or of its second, outputs × rank."""
     layer, factor, _ = module.rsplit(".", 2)
-    first = factor == "lora_A"
-    kernel = _kernel(layer.rpartition(".")[2], workload) if layer.startswith("unet.") else 0
-    if kernel == 3 and first:
-        return MasterWeight(numbers, (numbers // 3, numbers // 3), starts_at_zero=False)
-    if kernel:
-        return MasterWeight(numbers, (numbers, numbers), starts_at_zero=not first)
     recipe = workload.recipe
     part = layer.partition(".")[0]
-    rank = {"text_encoder": recipe.text_encoder.rank, "text_encoder_2": recipe.text_encoder_2.rank}.get(part)
-    rank = rank or recipe.rank
-    return MasterWeight(numbers, (rank, numbers // rank), starts_at_zero=not first)
+    kernel = _kernel(layer.rpartition(".")[2], workload) if part == "unet" else 0
+    encoders = {"text_encoder": recipe.text_encoder.rank, "text_encoder_2": recipe.text_encoder_2.rank}
+    rank = (recipe.conv_rank if kernel == 3 else encoders.get(part)) or recipe.rank
+    if factor == "lora_A":
+        sides = (kernel, kernel) if kernel else ()
+        return MasterWeight((rank, numbers // rank // (kernel or 1) ** 2, *sides), starts_at_zero=False)
+    return MasterWeight((numbers // rank, rank, *((1, 1) if kernel else ())), starts_at_zero=True)
 
 
 def _kernel(name: str, workload: Workload) -> int:
@@ -156,7 +109,7 @@ def _kernel(name: str, workload: Workload) -> int:
 
 
 def estimated_steps(
-    config: OptimizerConfig, weights: Sequence[MasterWeight], gradients: int
+    config: OptimizerSection, weights: Sequence[MasterWeight], gradients: int
 ) -> tuple[TraceSummary, TraceSummary]:
     """Return summaries of a run's first optimizer step and of a later one, which free ``gradients`` bytes."""
     state, temporary = state_bytes(config, weights), temporary_bytes(config, weights)
@@ -168,7 +121,7 @@ def estimated_steps(
 
 
 def estimated_traces(
-    config: OptimizerConfig, weights: Sequence[MasterWeight], micro: MemoryTrace
+    config: OptimizerSection, weights: Sequence[MasterWeight], micro: MemoryTrace
 ) -> tuple[MemoryTrace, MemoryTrace]:
     """Return traces of a run's first optimizer step and of a later one, after the micro-batch ``micro``.
 
@@ -193,72 +146,25 @@ def _step_trace(name: str, state: Sequence[Storage], temporary: Storage, gradien
     return MemoryTrace(name, storages, np.array(events, dtype=np.int32), ())
 
 
-def state_bytes(config: OptimizerConfig, weights: Iterable[MasterWeight]) -> int:
+def state_bytes(config: OptimizerSection, weights: Iterable[MasterWeight]) -> int:
     """Return the bytes that an optimizer's state takes on the GPU, each tensor rounded up as the allocator does."""
     return sum(-(-size // BLOCK) * BLOCK for size in state_sizes(config, weights))
 
 
-def state_sizes(config: OptimizerConfig, weights: Iterable[MasterWeight]) -> list[int]:
+def state_sizes(config: OptimizerSection, weights: Iterable[MasterWeight]) -> list[int]:
     """Return the bytes of each tensor of an optimizer's state on the GPU."""
-    layout = _LAYOUTS[config.name]
-    maps = {"adamw8bit": 2, "paged_adamw8bit": 2, "lion8bit": 1}.get(config.name, 0)
-    return [*(size for weight in weights for size in layout(config, weight)), *(maps * [QUANTIZATION_MAP_BYTES])]
+    return [*(size for weight in weights for size in config.state_sizes(weight)), *config.method.shared]
 
 
-def temporary_bytes(config: OptimizerConfig, weights: Sequence[MasterWeight]) -> int:
-    """Return the bytes that a step allocates for a moment; only Schedule-Free copies all weights at once."""
-    if config.name == "schedulefree":
-        return sum(FP32 * weight.numbers for weight in weights)
-    return FP32 * max((weight.numbers for weight in weights), default=0)
+def temporary_bytes(config: OptimizerSection, weights: Sequence[MasterWeight]) -> int:
+    """Return the bytes that a step allocates for a moment."""
+    sizes = [FP32 * weight.numbers for weight in weights]
+    return sum(sizes) if config.method.copies_weights else max(sizes, default=0)
 
 
-def estimated_work(config: OptimizerConfig, weights: Sequence[MasterWeight]) -> Work:
+def estimated_work(config: OptimizerSection, weights: Sequence[MasterWeight]) -> Work:
     """Return the work of an optimizer step."""
-    step = _STEPS[config.name]
+    step = config.method.work
     count = step.once + step.each * len(weights)
     numbers = sum(weight.numbers for weight in weights)
     return Work("other", "float32", "optimizer", 0, int(step.traffic * numbers / count), count)
-
-
-_Layout = Callable[[OptimizerConfig, MasterWeight], list[int]]
-
-
-def _quantized(entries: int, *, paged: bool = False) -> _Layout:
-    """Return the layout of bitsandbytes' 8-bit state with one or two entries per weight."""
-
-    def layout(_: OptimizerConfig, weight: MasterWeight) -> list[int]:
-        if weight.numbers < QUANTIZED_FROM:
-            return entries * [FP32 * weight.numbers]
-        scales = FP32 * -(-weight.numbers // QUANTIZED_BLOCK)
-        is_paged = paged and weight.numbers >= PAGED_FROM
-        return entries * [scales] if is_paged else entries * [weight.numbers, scales]
-
-    return layout
-
-
-def _whole(entries: int, *more: int) -> _Layout:
-    """Return the layout of an optimizer that keeps ``entries`` copies of each weight in fp32, and smaller tensors."""
-    return lambda _, weight: [*(entries * [FP32 * weight.numbers]), *more]
-
-
-def _prodigy(_: OptimizerConfig, weight: MasterWeight) -> list[int]:
-    first_value = FP32 if weight.starts_at_zero else FP32 * weight.numbers
-    return [*(3 * [FP32 * weight.numbers]), first_value]
-
-
-def _adafactor(config: OptimizerConfig, weight: MasterWeight) -> list[int]:
-    momentum = isinstance(config, AdafactorConfig) and config.beta1 is not None
-    averages = [FP32 * numbers for numbers in weight.averages]
-    return [*averages, FP32, *([FP32 * weight.numbers] if momentum else [])]
-
-
-_LAYOUTS: dict[str, _Layout] = {
-    "adamw": _whole(2, FP32),
-    "adamw8bit": _quantized(2),
-    "paged_adamw8bit": _quantized(2, paged=True),
-    "lion": _whole(1),
-    "lion8bit": _quantized(1),
-    "adafactor": _adafactor,
-    "prodigy": _prodigy,
-    "schedulefree": _whole(2),
-}

@@ -15,6 +15,7 @@ from itertools import product
 
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
+from trainer.config.methods import MasterWeight
 from trainer.config.optimizer import AdamW8bitConfig, AdamWConfig, Lion8bitConfig, LionConfig, OptimizerConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
@@ -22,7 +23,6 @@ from trainer.memory.forecast.forecast import Simulation
 from trainer.memory.forecast.schedule import MOST_ROUNDS
 from trainer.memory.planner.evaluator import QUALITIES, time_step
 from trainer.memory.planner.optimizers import (
-    MasterWeight,
     estimated_traces,
     estimated_work,
     master_weights,

@@ -21,7 +21,6 @@ from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_s
 from trainer.base.encoding import TextConditioning, encode_texts, posterior
 from trainer.base.families import TextEncoder
 from trainer.config.job import PromptConfig
-from trainer.config.optimizer import averages_weights
 from trainer.dataset.cache_keys import LATENT_SCALE, text_batch_size
 from trainer.memory.trace.cuda_kernels import AttentionKernel, as_on_cuda, attention_kernel
 from trainer.memory.trace.derive import join
@@ -159,7 +158,7 @@ def save(workload: Workload) -> tuple[MemoryTrace, ...]:
 
     Writing the files needs no GPU memory.
     """
-    if not averages_weights(workload.recipe.optimizer):  # spares the seconds that the engine takes
+    if not workload.recipe.optimizer.method.averages:  # spares the seconds that the engine takes
         return (NOTHING,)
     engine = empty_engine(workload)
     with recording("math") as tracer:

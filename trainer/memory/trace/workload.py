@@ -15,7 +15,6 @@ from trainer import __version__
 from trainer.config.base import Family, Prediction
 from trainer.config.fit import FitConfig, Int8LayerConfig
 from trainer.config.job import Job, PromptConfig
-from trainer.config.optimizer import averages_weights
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig
 from trainer.dataset.cache_keys import text_batch_size
 from trainer.dataset.image import ImageRecord
@@ -225,11 +224,12 @@ class Workload:
             ),
             "dtype": fit.dtype,
             "clipped": recipe.max_grad_norm > 0,
-            # The last two are only listed when they are on, as tiling below.
+            # All but the first are only listed when they are on, as tiling below.
             "optimizer": _present(recipe.optimizer.model_dump(mode="json"))
+            | _further_library(recipe.optimizer.method.library)
             | ({"lora_plus": True} if recipe.lora_plus_ratio else {})
             | ({"weight_norms": True} if recipe.max_weight_norm else {}),
-            "averaged": averages_weights(recipe.optimizer),
+            "averaged": recipe.optimizer.method.averages,
             # Tiling is only listed when it is on, so that the keys of shipped traces do not change.
             "vae_dtype": (fit.vae_dtype, "tiled") if fit.vae_encode_tiling else fit.vae_dtype,
             "decoding": (fit.vae_tiling, fit.preview_offload),
@@ -396,9 +396,17 @@ def _present(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 @cache
-def library_versions() -> tuple[str, ...]:
-    """Return the versions of LIBRARIES without build suffixes such as +cpu, which do not affect meta tensors."""
-    return tuple(version(library).partition("+")[0] for library in LIBRARIES)
+def library_versions(libraries: Iterable[str] = LIBRARIES) -> tuple[str, ...]:
+    """Return the versions of libraries without build suffixes such as +cpu, which do not affect meta tensors."""
+    return tuple(version(library).partition("+")[0] for library in libraries)
+
+
+def _further_library(name: str) -> dict[str, str]:
+    """Return the version of an optimizer's library that the keys of all traces leave out.
+
+    Its release makes only the traces of its own optimizers out of date.
+    """
+    return {} if name in LIBRARIES else {name: library_versions((name,))[0]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,44 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from schedulefree import AdamWScheduleFree
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from trainer.adapter.names import Part
-from trainer.config.optimizer import (
-    AdafactorConfig,
-    AdamW8bitConfig,
-    AdamWConfig,
-    Lion8bitConfig,
-    LionConfig,
-    OptimizerConfig,
-    PagedAdamW8bitConfig,
-    ProdigyConfig,
-    ScheduleFreeConfig,
-)
+from trainer.config.optimizer import OptimizerSection
 from trainer.errors import RunError
+from trainer.training.optim.factories import make_optimizer
 from trainer.training.optim.master_weights import MasterWeights
-
-HOST_READS: Mapping[str, str] = {
-    "adamw": "nothing",
-    "adamw8bit": "nothing, but the library waits for the device after every tensor",
-    "paged_adamw8bit": "nothing, but the library waits for the device after every tensor",
-    "lion": "nothing, but the library waits for the device after every tensor",
-    "lion8bit": "nothing, but the library waits for the device after every tensor",
-    "adafactor": (
-        "with scale_parameter, the RMS of every tensor and, if weight_decay is set too, the rate computed from it; "
-        "otherwise nothing"
-    ),
-    "prodigy": "two sums for every tensor, and once, in the first step, whether a tensor is all zeros",
-    "schedulefree": "nothing",
-}
-"""What each optimizer reads from the device in a step, in addition to the training loop's own read."""
 
 # State entries that bitsandbytes' paged optimizers keep in memory that moves between host and device.
 PAGED = ("state1", "state2")
@@ -58,39 +32,23 @@ class ParameterGroup(NamedTuple):
     weights: Sequence[Parameter]
 
 
-def build_optimizer(config: OptimizerConfig, groups: Iterable[ParameterGroup]) -> Optimizer:
+def build_optimizer(config: OptimizerSection, groups: Iterable[ParameterGroup]) -> Optimizer:
     """Return a recipe's optimizer for fp32 master weights.
 
     The first group of a part has the part's own learning rate. Each group of the optimizer has a ``part`` and a
     ``base_lr``, from which :func:`set_learning_rates` computes the rate for every step; ``base_lr`` is None if
-    Adafactor chooses the rate itself. Schedule-Free is put into train mode. Settings that a library would refuse, such
-    as two rates with Prodigy, were already refused when the job was checked.
+    the optimizer chooses the rate itself. Schedule-Free is put into train mode. Settings that a library would refuse,
+    such as two rates with Prodigy, were already refused when the job was checked.
     """
-    own_rate = isinstance(config, AdafactorConfig) and config.relative_step
+    own = config.ignores_rates
     table = [
-        {"params": list(weights), "part": part, "lr": None if own_rate else rate, "base_lr": None if own_rate else rate}
+        {"params": list(weights), "part": part, "lr": None if own else rate, "base_lr": None if own else rate}
         for part, rate, weights in groups
     ]
-    match config:
-        case AdamWConfig():
-            return torch.optim.AdamW(table, fused=True, **_adam_arguments(config))
-        case AdamW8bitConfig():
-            return _bitsandbytes().AdamW8bit(table, **_adam_arguments(config))  # type: ignore[no-any-return]
-        case PagedAdamW8bitConfig():
-            optimizer: Any = _bitsandbytes().PagedAdamW8bit(table, **_adam_arguments(config))
-            # On the CPU there is nothing to page, and the library would warn about that in the first step.
-            optimizer._cpu_paged_warned = True
-            return optimizer  # type: ignore[no-any-return]
-        case LionConfig() | Lion8bitConfig():
-            kind = _bitsandbytes().Lion if config.name == "lion" else _bitsandbytes().Lion8bit
-            betas = (config.beta1, config.beta2)
-            return kind(table, betas=betas, weight_decay=config.weight_decay)  # type: ignore[no-any-return]
-        case AdafactorConfig():
-            return _adafactor(config, table)
-        case ProdigyConfig():
-            return _prodigy(config, table)
-        case ScheduleFreeConfig():
-            return _schedule_free(config, table)
+    optimizer = make_optimizer(config, table)
+    if config.method.averages:
+        optimizer.train()  # type: ignore[attr-defined]
+    return optimizer
 
 
 def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, float]:
@@ -120,13 +78,13 @@ def averaged_weights(optimizer: Optimizer, masters: MasterWeights) -> Iterator[N
 
     Afterwards the master weights are restored bit for bit; the library's own switch back would round them.
     """
-    if not isinstance(optimizer, AdamWScheduleFree):
+    if "train_mode" not in optimizer.param_groups[0]:
         yield
         return
     # Costs a copy of the master weights on the device while the block runs.
     saved = [master.detach().clone() for master in masters.masters.values()]
     try:
-        optimizer.eval()
+        optimizer.eval()  # type: ignore[attr-defined]
         masters.refresh()
         yield
     finally:
@@ -209,56 +167,6 @@ def unpack_state(optimizer: Optimizer, tensors: dict[str, Tensor], data: dict[st
         group.update({key: unpack(value, key, group["params"][0]) for key, value in entries.items()})
 
 
-def _adam_arguments(config: AdamWConfig | AdamW8bitConfig | PagedAdamW8bitConfig) -> dict[str, Any]:
-    return {"betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": config.weight_decay}
-
-
-def _adafactor(config: AdafactorConfig, table: list[dict[str, Any]]) -> Optimizer:
-    from transformers.optimization import Adafactor
-
-    return Adafactor(
-        table,
-        lr=None,
-        clip_threshold=config.clip_threshold,
-        decay_rate=config.decay_rate,
-        beta1=config.beta1,
-        weight_decay=config.weight_decay,
-        scale_parameter=config.scale_parameter,
-        relative_step=config.relative_step,
-        warmup_init=config.warmup_init,
-    )
-
-
-def _prodigy(config: ProdigyConfig, table: list[dict[str, Any]]) -> Optimizer:
-    from prodigyopt import Prodigy
-
-    for group in table:
-        # In the group, because the library prints a line if it is passed as an argument.
-        group["weight_decay"] = config.weight_decay
-    return Prodigy(  # type: ignore[no-any-return]
-        table,
-        betas=(config.beta1, config.beta2),
-        d_coef=config.d_coef,
-        d0=config.d0,
-        growth_rate=config.growth_rate,
-        safeguard_warmup=config.safeguard_warmup,
-        use_bias_correction=config.bias_correction,
-    )
-
-
-def _schedule_free(config: ScheduleFreeConfig, table: list[dict[str, Any]]) -> Optimizer:
-    optimizer = AdamWScheduleFree(
-        table,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        warmup_steps=config.warmup_steps,
-        foreach=True,
-    )
-    optimizer.train()
-    return optimizer  # type: ignore[no-any-return]
-
-
 def _relative_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
     """Return the rate that Adafactor will use in the next step.
 
@@ -267,13 +175,6 @@ def _relative_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
     step = optimizer.state.get(group["params"][0], {}).get("step", 0) + 1
     most: float = 1e-6 * step if group["warmup_init"] else 1e-2
     return min(most, 1.0 / math.sqrt(step))
-
-
-def _bitsandbytes() -> ModuleType:
-    """Return bitsandbytes' optimizers, imported only here so that a broken installation affects no other optimizer."""
-    import bitsandbytes.optim
-
-    return bitsandbytes.optim
 
 
 def _place(optimizer: Any, tensor: Tensor, key: str, weight: Parameter) -> Tensor:

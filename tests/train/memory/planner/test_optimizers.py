@@ -12,13 +12,11 @@ from torch import Tensor
 from tests.support.plans import device_state_with, small_workload
 from tests.support.tiny import Family
 from trainer.cli.planning import request_for_preset
+from trainer.config.methods import PAGED_FROM, QUANTIZED_FROM, MasterWeight
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
 from trainer.memory.planner.optimizers import (
-    PAGED_FROM,
-    QUANTIZED_FROM,
-    MasterWeight,
     all_optimizers,
     estimated_steps,
     master_weights,

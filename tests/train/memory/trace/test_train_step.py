@@ -27,6 +27,7 @@ from tests.support.cpu_steps import (
     tiny_workload,
     traced_bytes,
 )
+from tests.support.optimizers import NAMES
 from tests.support.traced_steps import StepTraces, trace_steps
 from trainer.adapter.attach import initial_weights
 from trainer.config.base import Family
@@ -65,16 +66,7 @@ SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sd15", 1, {"layers": "all", "max_weight_norm": 1e-6, "lora_plus_ratio": 16.0}, {}),
     ("sdxl", 3, {"max_grad_norm": 0.0}, {"gradient_checkpointing": ["up_blocks.0"]}),
 ]
-OPTIMIZERS = (
-    {"name": "adamw"},
-    {"name": "adamw8bit"},
-    {"name": "paged_adamw8bit"},
-    {"name": "lion"},
-    {"name": "lion8bit"},
-    {"name": "adafactor", "scale_parameter": True, "relative_step": True, "beta1": 0.9, "weight_decay": 0.1},
-    {"name": "prodigy"},
-    {"name": "schedulefree"},
-)
+ARGUMENTS = {"adafactor": {"scale_parameter": True, "relative_step": True, "beta1": 0.9, "weight_decay": 0.1}}
 
 
 @pytest.fixture
@@ -179,8 +171,9 @@ class _Saved:
             yield
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
-def test_weights_gradients_and_state_are_exact_to_the_byte(optimizer: Options) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_gradients_and_state_are_exact_to_the_byte(name: str) -> None:
+    optimizer = {"name": name, **ARGUMENTS.get(name, {})}
     subject = tiny_workload("sd15", {"text_encoder": {"learning_rate": 1e-4}, "rank": 32, "optimizer": optimizer})
     engine = cpu_engine(subject)
     engine.master_weights.load(initial_weights(engine.adapter, lambda _: np.random.default_rng(0)))

@@ -1,0 +1,53 @@
+"""Every optimizer of the registry, with arguments that show all of its state within a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config.optimizer import OPTIMIZERS, OptimizerSection
+
+NAMES = tuple(OPTIMIZERS)
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "adafactor": {"beta1": 0.9, "scale_parameter": True},
+    "prodigy": {"d_coef": 20.0},  # its estimate grows within few steps
+    "schedulefree": {"warmup_steps": 2},
+}
+"""Arguments that differ from the defaults."""
+
+# Values that no optimizer has as a default.
+_OTHER_VALUES: Mapping[str, Any] = {
+    "beta1": 0.8, "beta2": 0.97, "beta3": 0.98, "eps": 1e-7, "weight_decay": 0.02, "warmup_steps": 9, "d_coef": 0.9,
+    "d0": 1e-5, "growth_rate": 1.02,
+}  # fmt: skip
+
+
+def config_of(name: str, **arguments: Any) -> OptimizerSection:
+    """Return an optimizer's config with these arguments."""
+    return OPTIMIZERS[name].model_validate(arguments)
+
+
+def rate_of(name: str) -> float:
+    """Return a learning rate with which it moves the weights of a test."""
+    return 1.0 if OPTIMIZERS[name].method.finds_rate else 1e-3
+
+
+def settings_of(name: str) -> list[str]:
+    """Return the overrides of a job that select an optimizer with :data:`ARGUMENTS` and a suitable rate."""
+    texts = [f"recipe.optimizer.name={name}"]
+    texts += [f"recipe.optimizer.{key}={_toml(value)}" for key, value in ARGUMENTS.get(name, {}).items()]
+    return [*texts, "recipe.learning_rate=1.0"] if OPTIMIZERS[name].method.finds_rate else texts
+
+
+def every_argument(name: str) -> str:
+    """Return an override that gives every argument of an optimizer another value than its default."""
+    stated: dict[str, Any] = {"name": f'"{name}"'}
+    for key, field in OPTIMIZERS[name].model_fields.items():
+        if key != "name":
+            value = not field.default if isinstance(field.default, bool) else _OTHER_VALUES[key]
+            stated[key] = _toml(value)
+    return f"recipe.optimizer={{{', '.join(f'{key}={value}' for key, value in stated.items())}}}"
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)

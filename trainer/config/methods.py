@@ -1,0 +1,143 @@
+"""What a training method is: its names, purpose and source, and for optimizers what their state and steps take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+# bitsandbytes quantizes the state of weights with at least this many numbers, in blocks with one fp32 scale each.
+QUANTIZED_FROM = 4096
+QUANTIZED_BLOCK = 256
+QUANTIZATION_MAP_BYTES = 1024
+# bitsandbytes puts states of this many numbers and more into paged memory, which does not count as GPU memory.
+PAGED_FROM = 100_000
+FP32 = 4
+
+
+class MasterWeight(NamedTuple):
+    """A trained weight in fp32, on whose shape an optimizer's state depends."""
+
+    shape: tuple[int, ...]
+    starts_at_zero: bool
+    """Whether it is the second factor of a LoRA; Prodigy remembers only a single number of its first value."""
+
+    @property
+    def numbers(self) -> int:
+        """Return how many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def averages(self) -> tuple[int, int]:
+        """Return the numbers in its averages over each of the last two dimensions.
+
+        In a 1 × 1 convolution they are as many as in the weight; in a 3 × 3 convolution, each average is a third of it.
+        """
+        return self.numbers // self.shape[-1], self.numbers // self.shape[-2]
+
+
+class StepWork(NamedTuple):
+    """Work of an optimizer step, measured on traces of both families."""
+
+    each: int
+    """Operations per weight."""
+    once: int
+    """Further operations per step."""
+    traffic: float
+    """Bytes read and written per number, gradient clipping included."""
+
+
+StateLayout = Callable[[Any, MasterWeight], list[int]]
+"""Returns the bytes of each tensor of state that an optimizer with a config keeps on the GPU for a weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One choice in the training of a LoRA, such as an optimizer or a loss."""
+
+    title: str
+    """Name in text, such as "AdamW"."""
+    purpose: str
+    """What it is for: one sentence."""
+    source: str
+    """Where its formula comes from: the package that computes it, or the paper."""
+    names: tuple[str, ...] = ()
+    """Further names in other trainers, in lowercase."""
+    loads_in: str = ""
+    """For adapters, the programs that load their files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerMethod(Method):
+    """An optimizer, with what its state and steps take."""
+
+    library: str
+    """Distribution that computes the step; traces of a step depend on its version."""
+    layout: StateLayout
+    """Bytes of the tensors that it keeps for each weight."""
+    shared: tuple[int, ...] = ()
+    """Bytes of further tensors that it keeps once for all weights."""
+    work: StepWork
+    """Work of a step."""
+    copies_weights: bool = False
+    """Whether a step allocates as much as all weights at once, not only as much as the largest."""
+    reads: int = 0
+    """Numbers that the host reads from the device per weight in a step with default arguments."""
+    reads_note: str = ""
+    """What else makes the host wait for the device."""
+    finds_rate: bool = False
+    """Whether it finds one learning rate for all weights, which the configured rates multiply."""
+    averages: bool = False
+    """Whether validation, previews and exports use averages of the weights that it trains (Schedule-Free)."""
+    class_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of its class in kohya's trainer where they differ from ours."""
+    argument_names: Mapping[str, str] = field(default_factory=dict)
+    """Our keys of the arguments that its class calls otherwise."""
+
+
+def quantized(entries: int, *, paged: bool = False) -> StateLayout:
+    """Return the layout of bitsandbytes' 8-bit state with one or two entries per weight."""
+
+    def layout(_: object, weight: MasterWeight) -> list[int]:
+        if weight.numbers < QUANTIZED_FROM:
+            return entries * [FP32 * weight.numbers]
+        scales = FP32 * -(-weight.numbers // QUANTIZED_BLOCK)
+        is_paged = paged and weight.numbers >= PAGED_FROM
+        return entries * [scales] if is_paged else entries * [weight.numbers, scales]
+
+    return layout
+
+
+def whole(entries: int, *more: int) -> StateLayout:
+    """Return the layout of an optimizer that keeps ``entries`` copies of each weight in fp32, and smaller tensors."""
+    return lambda _, weight: [*(entries * [FP32 * weight.numbers]), *more]
+
+
+ADAPTERS: Mapping[str, Method] = {
+    "lora": Method(
+        "LoRA",
+        'Low-rank matrices beside the layers; with layers = "all" also on 3x3 convolutions (LoCon).',
+        "Hu et al. 2021; networks/lora.py of kohya's sd-scripts",
+        loads_in="every program that loads LoRAs",
+    ),
+}
+"""Values of recipe.adapter."""
+
+SCHEDULES: Mapping[str, Method] = {
+    "constant": Method("Constant", "The same rate in every step after the warmup.", "diffusers.optimization"),
+    "linear": Method("Linear", "Falls in a straight line.", "diffusers.optimization"),
+    "cosine": Method("Cosine", "Falls slowly at first and at the end.", "Loshchilov and Hutter 2017"),
+    "restarts": Method("Cosine with restarts", "Several cosines in a row.", "Loshchilov and Hutter 2017"),
+    "polynomial": Method("Polynomial", "Falls as a power of the remaining share of the run.", "diffusers.optimization"),
+    "rex": Method("REX", "Falls late in the run.", "Chen et al. 2022"),
+}
+"""Values of recipe.schedule.kind."""
+
+LOSSES: Mapping[str, Method] = {
+    "mse": Method("Mean squared error", "The standard loss.", "Ho et al. 2020"),
+    "l1": Method("L1", "The absolute error: outlier images count less.", "loss_type of kohya's sd-scripts"),
+    "huber": Method("Huber", "Grows linearly above a threshold (pseudo-Huber).", "loss_type of kohya's sd-scripts"),
+    "smooth_l1": Method("Smooth L1", "Huber divided by its threshold.", "loss_type of kohya's sd-scripts"),
+}
+"""Values of recipe.objective.loss."""

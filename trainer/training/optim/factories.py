@@ -1,0 +1,118 @@
+"""One factory per optimizer: its class with a recipe's arguments, for groups of weights with their learning rates.
+
+Libraries are imported when they are needed, so that a broken installation of one affects no other optimizer.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from trainer.config.optimizer import (
+    AdafactorConfig,
+    AdamW8bitConfig,
+    AdamWConfig,
+    Lion8bitConfig,
+    LionConfig,
+    OptimizerSection,
+    PagedAdamW8bitConfig,
+    ProdigyConfig,
+    ScheduleFreeConfig,
+)
+
+Groups = list[dict[str, Any]]
+"""Groups of weights as torch's optimizers take them, each with its own "lr"."""
+
+
+@singledispatch
+def make_optimizer(config: OptimizerSection, table: Groups) -> Optimizer:
+    """Return the optimizer of a config for groups of fp32 weights."""
+    raise TypeError(f"no factory for {type(config).__name__}")
+
+
+@make_optimizer.register
+def _adamw(config: AdamWConfig, table: Groups) -> Optimizer:
+    return torch.optim.AdamW(table, fused=True, **_adam_arguments(config))
+
+
+@make_optimizer.register
+def _adamw8bit(config: AdamW8bitConfig, table: Groups) -> Optimizer:
+    return _bitsandbytes().AdamW8bit(table, **_adam_arguments(config))  # type: ignore[no-any-return]
+
+
+@make_optimizer.register
+def _paged_adamw8bit(config: PagedAdamW8bitConfig, table: Groups) -> Optimizer:
+    optimizer: Any = _bitsandbytes().PagedAdamW8bit(table, **_adam_arguments(config))
+    # On the CPU there is nothing to page, and the library would warn about that in the first step.
+    optimizer._cpu_paged_warned = True
+    return optimizer  # type: ignore[no-any-return]
+
+
+@make_optimizer.register
+def _lion(config: LionConfig | Lion8bitConfig, table: Groups) -> Optimizer:
+    kind = _bitsandbytes().Lion if isinstance(config, LionConfig) else _bitsandbytes().Lion8bit
+    betas = (config.beta1, config.beta2)
+    return kind(table, betas=betas, weight_decay=config.weight_decay)  # type: ignore[no-any-return]
+
+
+@make_optimizer.register
+def _adafactor(config: AdafactorConfig, table: Groups) -> Optimizer:
+    from transformers.optimization import Adafactor
+
+    return Adafactor(
+        table,
+        lr=None,
+        clip_threshold=config.clip_threshold,
+        decay_rate=config.decay_rate,
+        beta1=config.beta1,
+        weight_decay=config.weight_decay,
+        scale_parameter=config.scale_parameter,
+        relative_step=config.relative_step,
+        warmup_init=config.warmup_init,
+    )
+
+
+@make_optimizer.register
+def _prodigy(config: ProdigyConfig, table: Groups) -> Optimizer:
+    from prodigyopt import Prodigy
+
+    for group in table:
+        # In the group, because the library prints a line if it is passed as an argument.
+        group["weight_decay"] = config.weight_decay
+    return Prodigy(  # type: ignore[no-any-return]
+        table,
+        betas=(config.beta1, config.beta2),
+        d_coef=config.d_coef,
+        d0=config.d0,
+        growth_rate=config.growth_rate,
+        safeguard_warmup=config.safeguard_warmup,
+        use_bias_correction=config.bias_correction,
+    )
+
+
+@make_optimizer.register
+def _schedule_free(config: ScheduleFreeConfig, table: Groups) -> Optimizer:
+    from schedulefree import AdamWScheduleFree
+
+    return AdamWScheduleFree(  # type: ignore[no-any-return]
+        table,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        warmup_steps=config.warmup_steps,
+        foreach=True,
+    )
+
+
+def _adam_arguments(config: AdamWConfig | AdamW8bitConfig | PagedAdamW8bitConfig) -> dict[str, Any]:
+    return {"betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": config.weight_decay}
+
+
+def _bitsandbytes() -> ModuleType:
+    import bitsandbytes.optim
+
+    return bitsandbytes.optim
