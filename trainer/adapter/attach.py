@@ -22,26 +22,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.adapter import lean as lean_layers
+from trainer.adapter.layers import LayerSettings, trained_layers
 from trainer.adapter.lean.lora import register
 from trainer.adapter.lean.transformer import install
 from trainer.adapter.names import Part, Slot, slots
 from trainer.adapter.reading import LoraLayer, LoraWeights, read_lora, reshape_to_layer
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
-from trainer.errors import JobError, LoraFileError
+from trainer.errors import LoraFileError
 
 ADAPTER = "default"
 
 
 Factor = nn.Linear | nn.Conv2d
 _SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_encoder_2": "recipe.text_encoder_2"}
-
-
-class LoraSize(NamedTuple):
-    """Rank and alpha of one layer's LoRA; its output is scaled by alpha / rank."""
-
-    rank: int
-    alpha: float
 
 
 class Factors(NamedTuple):
@@ -53,7 +47,7 @@ class Factors(NamedTuple):
 
 def inject(
     model: nn.Module,
-    sizes: Mapping[Slot, LoraSize],
+    sizes: Mapping[Slot, LayerSettings],
     dtype: torch.dtype,
     customize: Callable[[LoraConfig], None] | None = None,
 ) -> dict[Slot, Factors]:
@@ -157,6 +151,8 @@ class Adapter:
     """Alpha of each layer, by kohya name; its LoRA is scaled by alpha / rank."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     """Working weights by file key in slot order, `down` before `up`: PEFT's parameters, in the base's dtype."""
+    rate_factor_of: dict[str, float] = field(default_factory=dict)
+    """Factor for the learning rate of each parameter's part, by file key."""
     part_of: dict[str, Part] = field(default_factory=dict)
     """Part of the base that each parameter belongs to, by file key."""
     lean: bool = False
@@ -199,16 +195,10 @@ def attach(
     `dtype` is the one the base computes in. `generator` returns a random generator for each kohya name, so that a
     layer's initial weights do not depend on which other layers are trained. Models on the meta device get meta weights.
     `lean` selects the layers of trainer.adapter.lean (True), PEFT's (False), or the default (None). Raises JobError if
-    every learning rate is zero.
+    nothing is trained or an entry of `recipe.blocks` has no effect.
     """
     table = slots(family, _config_of(unet), [_config_of(encoder) for encoder in text_encoders])
-    chosen = {slot: _size(slot, recipe) for slot in table if _is_trained(slot, recipe)}
-    if not chosen:
-        raise JobError(
-            "recipe.nothing_trained",
-            "Every learning rate is zero, so nothing would be trained.",
-            "Set recipe.learning_rate (typically 1e-4) or the learning rate of a text encoder above zero.",
-        )
+    chosen = trained_layers(table, recipe)
     adapter = Adapter(
         table=table,
         slots=tuple(chosen),
@@ -222,7 +212,7 @@ def attach(
         model.requires_grad_(False)
         sizes = {slot: size for slot, size in chosen.items() if slot.part == part}
         for slot, factors in inject(model, sizes, dtype, customize).items() if sizes else ():
-            _add_layer(adapter, slot, factors, recipe)
+            _add_layer(adapter, slot, factors, recipe, sizes[slot].rate_factor)
     if adapter.lean:
         install(unet)  # moves the weights, so they are loaded afterwards
     if not any(parameter.is_meta for parameter in adapter.parameters.values()):
@@ -251,29 +241,10 @@ def _config_of(model: nn.Module) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else cast(dict[str, Any], config.to_dict())
 
 
-def _is_trained(slot: Slot, recipe: RecipeConfig) -> bool:
-    if slot.part == "unet":
-        kinds = {"attention": ("attention",), "linear": ("attention", "linear"), "all": ("attention", "linear", "conv")}
-        return recipe.learning_rate > 0 and slot.kind in kinds[recipe.layers]
-    # recipe.layers selects only among the UNet's layers.
-    encoder = recipe.text_encoder if slot.part == "text_encoder" else recipe.text_encoder_2
-    return encoder.learning_rate > 0
-
-
-def _size(slot: Slot, recipe: RecipeConfig) -> LoraSize:
-    """Return a slot's rank and alpha; as in sd-scripts, conv_rank applies only to 3x3 kernels, not to 1x1."""
-    if slot.part == "unet":
-        rank, alpha = (recipe.conv_rank, recipe.conv_alpha) if slot.kernel == 3 else (None, None)
-    else:
-        encoder = recipe.text_encoder if slot.part == "text_encoder" else recipe.text_encoder_2
-        rank, alpha = encoder.rank, encoder.alpha
-    return LoraSize(rank or recipe.rank, alpha or recipe.alpha)
-
-
-def _add_layer(adapter: Adapter, slot: Slot, factors: Factors, recipe: RecipeConfig) -> None:
-    adapter.parameters[slot.down] = cast(nn.Parameter, factors.down.weight)
-    adapter.parameters[slot.up] = cast(nn.Parameter, factors.up.weight)
-    adapter.part_of[slot.down] = adapter.part_of[slot.up] = slot.part
+def _add_layer(adapter: Adapter, slot: Slot, factors: Factors, recipe: RecipeConfig, rate_factor: float) -> None:
+    for key, factor in ((slot.down, factors.down), (slot.up, factors.up)):
+        adapter.parameters[key] = cast(nn.Parameter, factor.weight)
+        adapter.part_of[key], adapter.rate_factor_of[key] = slot.part, rate_factor
     if recipe.has_dropouts:
         factors.down.register_forward_hook(partial(_apply_dropout, adapter, recipe))
 
@@ -353,7 +324,7 @@ class AppliedLoras:
     def _inject(self, ranks: Mapping[Slot, int]) -> None:
         for part, model in self._models.items():
             # With alpha = rank, PEFT's scale is 1: `_fill` multiplies each LoRA's own scale into `up`.
-            sizes = {slot: LoraSize(rank, rank) for slot, rank in ranks.items() if slot.part == part}
+            sizes = {slot: LayerSettings(rank, rank) for slot, rank in ranks.items() if slot.part == part}
             if sizes:
                 self._factors |= inject(model, sizes, self._dtype)
 
@@ -433,7 +404,7 @@ def _refuse_other_ranks(path: Path, lora: LoraWeights, adapter: Adapter) -> None
     raise LoraFileError(
         "lora.rank",
         f"Could not continue from {path.name}: its ranks do not match the recipe ({differences}).",
-        "The file's layers have different ranks, which a recipe does not support: use a LoRA that was not resized."
+        "The file's layers have different ranks: set them in recipe.blocks, or use a LoRA that was not resized."
         if uneven
         else "Set " + " and ".join(f"{key} = {found.pop()}" for key, found in ranks.items()) + ".",
     )

@@ -37,6 +37,8 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.conv_rank": ("conv_dim", "network_conv_dim"),
     "recipe.conv_alpha": ("network_conv_alpha",),
     "recipe.learning_rate": ("unet_lr", "lr", "unet_learning_rate"),
+    "recipe.blocks": ("block_dims", "block_lr_weight", "network_reg_dims", "network_reg_lrs", "layer_rank"),
+    "recipe.blocks.*.rate_factor": ("down_lr_weight", "mid_lr_weight", "up_lr_weight"),
     "recipe.lora_plus_ratio": ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"),
     "recipe.text_encoder.learning_rate": (
         "text_encoder_lr", "text_encoder_lr1", "te_lr", "train_text_encoder", "network_train_unet_only",

@@ -184,6 +184,24 @@ class TextEncoderConfig(Section):
     """LoRA alpha in this text encoder; default: the recipe's alpha."""
 
 
+class BlockConfig(Section):
+    """Rank, alpha and learning rate of some layers, such as one block."""
+
+    match: str = Field(max_length=200, pattern=r"^[A-Za-z0-9_.*]+$")
+    """Names of layers as in diffusers or as in checkpoints, such as unet.input_blocks.4.*, where * is any text."""
+    rank: Rank | None = None
+    """LoRA rank of these layers; default: as without this entry."""
+    alpha: Alpha | None = None
+    """LoRA alpha of these layers; default: as without this entry."""
+    rate_factor: float | None = Field(default=None, ge=0.0, le=100.0, title="Learning rate factor")
+    """Factor for the learning rate of these layers (kohya: block_lr_weight); 0: not trained; default: 1."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error for an entry that sets nothing."""
+        if self.rank is None and self.alpha is None and self.rate_factor is None:
+            yield "match", "is the only key of this entry: set rank, alpha or rate_factor too, or remove the entry"
+
+
 class RecipeConfig(Section):
     """What the LoRA learns and how."""
 
@@ -207,6 +225,8 @@ class RecipeConfig(Section):
     """The text encoder (SDXL: the first, CLIP-L)."""
     text_encoder_2: TextEncoderConfig = TextEncoderConfig()
     """SDXL's second text encoder (OpenCLIP bigG)."""
+    blocks: tuple[BlockConfig, ...] | None = Field(default=None, strict=False, min_length=1, max_length=100)
+    """Ranks, alphas and learning rates of some layers; later entries take precedence; default: none."""
     dropout: ShareBelowOne = Field(default=0.0, title="LoRA dropout")
     """Dropout inside the LoRA, against overfitting (kohya: network_dropout); typically 0.1 to 0.3; 0: off."""
     rank_dropout: ShareBelowOne = 0.0
@@ -278,6 +298,11 @@ class RecipeConfig(Section):
             )
         yield from self._schedule_rules()
         yield from self._matrix_rules()
+        finds_rate = self.optimizer.ignores_rates or self.optimizer.method.finds_rate
+        for number, block in enumerate(self.blocks or ()):
+            if finds_rate and block.rate_factor not in (None, 0.0, 1.0):
+                reason = f"must be 0 or 1: {self.optimizer.who} finds one learning rate for all layers"
+                yield f"blocks.{number}.rate_factor", reason
 
     def _matrix_rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for settings of the up and down matrices that the optimizer cannot follow."""

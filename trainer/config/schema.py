@@ -200,4 +200,5 @@ def _quoted(values: Sequence[Any]) -> str:
 
 
 def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) is tuple
+    """Return whether a field is a list of tables, which may be absent."""
+    return any(get_origin(each) is tuple for each in (annotation, *get_args(annotation)))

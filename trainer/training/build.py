@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.adapter.attach import Adapter, attach, continue_from, initial_weights
-from trainer.adapter.names import slots
+from trainer.adapter.names import Part, slots
 from trainer.base.quantized import set_int8_directions
 from trainer.base.source import BaseSource
 from trainer.base.streaming import make_stream
@@ -123,17 +123,17 @@ def attach_adapter(
 
 
 def parameter_groups(job: Job, adapter: Adapter, masters: MasterWeights) -> list[ParameterGroup]:
-    """Return the optimizer's parameter groups: each trained part's learning rate and master weights.
+    """Return the optimizer's parameter groups: the master weights of each part, by learning rate.
 
-    With LoRA+, the up matrices are in a second group with a higher rate (Hayou et al. 2024, "LoRA+: Efficient Low Rank
-    Adaptation of Large Models", equation 4).
+    With LoRA+, the up matrices learn faster (Hayou et al. 2024, "LoRA+: Efficient Low Rank Adaptation of Large Models",
+    equation 4).
     """
-    ratio = job.recipe.lora_plus_ratio
-    ups = {slot.up for slot in adapter.slots} if ratio else set()
-    groups = []
-    for part, rate in learning_rates(job).items():
-        keys = [key for key in masters.masters if adapter.part_of[key] == part]
-        groups.append(ParameterGroup(part, rate, [masters.masters[key] for key in keys if key not in ups]))
-        if ratio:
-            groups.append(ParameterGroup(part, rate * ratio, [masters.masters[key] for key in keys if key in ups]))
-    return groups
+    ratio = job.recipe.lora_plus_ratio or 1.0
+    ups = {slot.up for slot in adapter.slots}
+    rates = learning_rates(job)
+    groups: dict[tuple[Part, float], list[torch.nn.Parameter]] = {(part, rate): [] for part, rate in rates.items()}
+    for key, master in masters.masters.items():
+        part = adapter.part_of[key]
+        rate = rates[part] * adapter.rate_factor_of[key] * (ratio if key in ups else 1.0)
+        groups.setdefault((part, rate), []).append(master)
+    return [ParameterGroup(part, rate, weights) for (part, rate), weights in groups.items() if weights]

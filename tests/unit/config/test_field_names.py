@@ -17,6 +17,7 @@ KEYS = {re.sub(r"\[\w+\]", "", found.key): found for found in fields(Job)}
 OURS = {
     "schema", "preset", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
     "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
+    "recipe.blocks.*.match", "recipe.blocks.*.rank", "recipe.blocks.*.alpha",
     "recipe.caption_padding", "recipe.objective.huber_schedule", "recipe.objective.huber_scale",
     *(f"recipe.objective.{name}" for name in ("v_pred_like_loss", "noise_offset_random_strength",
                                               "adaptive_noise_scale", "timestep_bias_multiplier",

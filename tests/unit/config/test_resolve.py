@@ -38,6 +38,7 @@ def resolved(made: Job, *, family: Any = "sd15", machine: Machine = CPU, samples
 
 # What may stay absent in a frozen job: it means "off", "all", or "from the dataset's files".
 MEANS_SOMETHING_ABSENT = {
+    "recipe.blocks",
     "recipe.lora_plus_ratio",
     "recipe.max_weight_norm",
     "preset",

@@ -260,16 +260,20 @@ def _broken_of(name: str, broken: Iterable[tuple[Path, ImpastoError]]) -> tuple[
 def recipe_overrides(recipe: RecipeConfig) -> list[str]:
     """Return the keys set in a recipe as ``key=value`` overrides for ``load_job``.
 
-    The user's own overrides must come after them. The optimizer is one override with all its arguments, which removes
-    those of the job's own optimizer.
+    The user's own overrides must come after them. The optimizer and the blocks are one override each, which removes the
+    arguments of the job's own optimizer and the job's own blocks.
     """
     stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    optimizer = stated.pop("optimizer", None)
+    whole = {key: stated.pop(key) for key in ("optimizer", "blocks") if stated.get(key) is not None}
     texts = [f"{key}={toml_value(value)}" for key, value in flatten(stated, "recipe") if value is not None]
-    if optimizer is not None:
-        arguments = (f"{key} = {toml_value(value)}" for key, value in optimizer.items() if value is not None)
-        texts.append(f"recipe.optimizer={{{', '.join(arguments)}}}")
-    return texts
+    return [*texts, *(f"recipe.{key}={toml_value(_without_none(value))}" for key, value in whole.items())]
+
+
+def _without_none(value: Any) -> Any:
+    """Return a table or a list of tables without the keys whose value is None, which TOML cannot express."""
+    if isinstance(value, list):
+        return [_without_none(item) for item in value]
+    return {key: item for key, item in value.items() if item is not None}
 
 
 def compared(former: Preset, new: Preset) -> list[str]:

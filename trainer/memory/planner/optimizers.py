@@ -6,11 +6,13 @@ library allocates for a weight. `tests/train/memory/planner/test_optimizers.py` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainer.adapter.layers import trained_layers
+from trainer.adapter.names import slots
 from trainer.config.methods import FP32, MasterWeight
 from trainer.config.optimizer import OPTIMIZERS, OptimizerSection
 from trainer.config.recipe import RecipeConfig
@@ -82,17 +84,23 @@ def with_optimizer(workload: Workload, config: OptimizerSection) -> Workload:
 def master_weights(weights: MemoryTrace, workload: Workload) -> list[MasterWeight]:
     """Return the sizes of all trained weights from the trace that places them."""
     masters = [storage for storage in weights.storages if (storage.name or "").startswith("master.")]
-    return [_master(storage.bytes // FP32, storage.module, workload) for storage in masters]
+    table = slots(workload.family, workload.unet_config, workload.text_configs)
+    ranks = {slot.kohya: settings.rank for slot, settings in trained_layers(table, workload.recipe).items()}
+    return [
+        _master(storage.bytes // FP32, storage.module, _rank_in(ranks, storage.name or ""), workload)
+        for storage in masters
+    ]
 
 
-def _master(numbers: int, module: str, workload: Workload) -> MasterWeight:
+def _rank_in(ranks: Mapping[str, int], name: str) -> int:
+    """Return the rank of the layer whose master weight has this name, such as "master.lora_unet_….lora_up.weight"."""
+    return ranks[name.removeprefix("master.").partition(".")[0]]
+
+
+def _master(numbers: int, module: str, rank: int, workload: Workload) -> MasterWeight:
     """Return the shape of a LoRA's first factor, rank × inputs, or of its second, outputs × rank."""
     layer, factor, _ = module.rsplit(".", 2)
-    recipe = workload.recipe
-    part = layer.partition(".")[0]
-    kernel = _kernel(layer.rpartition(".")[2], workload) if part == "unet" else 0
-    encoders = {"text_encoder": recipe.text_encoder.rank, "text_encoder_2": recipe.text_encoder_2.rank}
-    rank = (recipe.conv_rank if kernel == 3 else encoders.get(part)) or recipe.rank
+    kernel = _kernel(layer.rpartition(".")[2], workload) if layer.startswith("unet.") else 0
     if factor == "lora_A":
         sides = (kernel, kernel) if kernel else ()
         return MasterWeight((rank, numbers // rank // (kernel or 1) ** 2, *sides), starts_at_zero=False)

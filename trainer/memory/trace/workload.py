@@ -145,7 +145,7 @@ class Workload:
         """
         recipe = self.recipe
         one_rank = {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
-        return one_rank and recipe.max_weight_norm is None
+        return one_rank and recipe.max_weight_norm is None and not any(block.rank for block in recipe.blocks or ())
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -246,6 +246,8 @@ class Workload:
             (recipe.adapter, recipe.layers, recipe.rank, recipe.conv_rank, recipe.learning_rate > 0),
             [(encoder.rank, encoder.learning_rate > 0) for encoder in encoders],
             [share > 0 for share in (recipe.dropout, recipe.rank_dropout, recipe.module_dropout)],
+            # Only listed if there are any, as tiling above.
+            *(tuple(block.model_dump().values()) for block in recipe.blocks or ()),
         )
 
 

@@ -1,4 +1,4 @@
-"""Each layer's LoRA is held below a norm as by sd-scripts, and LoRA+ lets the up matrices learn faster."""
+"""Each layer's LoRA is held below a norm as by sd-scripts; LoRA+ and blocks change learning rates."""
 
 from __future__ import annotations
 
@@ -82,10 +82,17 @@ def test_the_limit_holds_after_every_step(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    [("recipe.lora_plus_ratio=8.0", "recipe.learning_rate=0.001", "recipe.text_encoder.learning_rate=0.0002")],
+    [
+        (
+            "recipe.lora_plus_ratio=8.0",
+            "recipe.learning_rate=0.001",
+            "recipe.text_encoder.learning_rate=0.0002",
+            'recipe.blocks=[{match = "unet.mid_block.*", rate_factor = 0.25}]',
+        )
+    ],
     indirect=True,
 )
-def test_lora_plus_multiplies_the_rate_of_the_up_matrices(engine: Engine) -> None:
+def test_lora_plus_and_blocks_multiply_the_rates_of_parts(engine: Engine) -> None:
     """The first step of Adam is the rate times the sign of the gradient, whatever its size."""
     engine.forward_backward(engine.batches.batch(0))
     masters = engine.master_weights.masters
@@ -97,8 +104,10 @@ def test_lora_plus_multiplies_the_rate_of_the_up_matrices(engine: Engine) -> Non
     engine.optimizer.step()
     ups = {slot.up for slot in engine.adapter.slots}
     assert {engine.adapter.part_of[key] for key in gradients} == {"unet", "text_encoder"}
+    assert any("middle_block" in key for key in gradients)
     for key, gradient in gradients.items():
         rate = (0.001 if engine.adapter.part_of[key] == "unet" else 0.0002) * (8.0 if key in ups else 1.0)
+        rate *= 0.25 if "middle_block" in key else 1.0
         clear = gradient.abs() > 1e-5  # far above Adam's epsilon
         moved = (before[key] - masters[key].detach())[clear]
         torch.testing.assert_close(moved, rate * gradient[clear].sign(), rtol=2e-2, atol=0)

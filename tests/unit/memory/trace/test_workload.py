@@ -110,6 +110,8 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
         subject({"objective": {"loss": "l1"}}),
         subject({"objective": {"p2_gamma": 0.5}}),
         subject({"dropout": 0.1}),
+        subject({"blocks": [{"match": "*.attn2.*", "rank": 4}]}),
+        subject({"blocks": [{"match": "*.to_q", "alpha": 4.0}]}),  # lets projections not be computed together
         subject({"token_chunks": 150}),
         subject(dtype="fp16"),
         subject(quantize="nf4"),
@@ -150,6 +152,9 @@ def test_what_a_micro_batch_does_not_depend_on_gives_the_same_key(same: Workload
         subject({"optimizer": {"name": "adamw", "weight_decay": 0.0}}),
         subject({"max_grad_norm": 0.0}),
         subject({"clip_skip": 2}),
+        subject({"lora_plus_ratio": 4.0}),
+        subject({"max_weight_norm": 1.0}),
+        subject({"blocks": [{"match": "*.attn2.*", "rank": 4}]}),
         subject(dtype="fp16"),
     ],
 )
@@ -173,6 +178,9 @@ def test_of_optimizers_other_phases_depend_on_averages_alone(part: TracePart) ->
 def test_one_rank_for_all_of_a_lora() -> None:
     many = {"rank": 8, "conv_rank": 4, "text_encoder": {"rank": 2}, "text_encoder_2": {"rank": 2}}
     assert not subject(many).scales_with_rank
+    assert not subject({"max_weight_norm": 1.0}).at_rank(8).scales_with_rank
+    assert not subject({"blocks": [{"match": "*.attn2.*", "rank": 4}]}).at_rank(8).scales_with_rank
+    assert subject({"blocks": [{"match": "*.attn2.*", "rate_factor": 0.0}]}).at_rank(8).scales_with_rank
     assert subject(many).at_rank(32).scales_with_rank
     keys = {subject(recipe).at_rank(32).key("micro") for recipe in (many, {"rank": 32})}
     assert len(keys) == 1

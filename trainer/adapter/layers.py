@@ -1,0 +1,95 @@
+"""Which layers of a base a recipe trains, and with which rank, alpha and learning rate. Does not require torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from trainer.adapter.names import Slot
+from trainer.config.recipe import BlockConfig, RecipeConfig
+from trainer.errors import JobError
+
+_KINDS = {"attention": ("attention",), "linear": ("attention", "linear"), "all": ("attention", "linear", "conv")}
+
+
+class LayerSettings(NamedTuple):
+    """How one layer is trained. Its LoRA's output is scaled by alpha / rank."""
+
+    rank: int
+    alpha: float
+    rate_factor: float = 1.0
+    """Factor for the learning rate of the layer's part."""
+
+
+def trained_layers(table: Sequence[Slot], recipe: RecipeConfig) -> dict[Slot, LayerSettings]:
+    """Return the settings of each layer of `table` that the recipe trains, in the order of `table`.
+
+    Later entries of `recipe.blocks` take precedence, key by key. Raises JobError for an entry that matches no trained
+    layer, because it would have no effect, and if nothing is trained.
+    """
+    candidates = [slot for slot in table if _is_trained(slot, recipe)]
+    blocks = recipe.blocks or ()
+    matches = [_matching(number, block, candidates, table) for number, block in enumerate(blocks)]
+    chosen = {}
+    for slot in candidates:
+        own = [block for block, slots in zip(blocks, matches, strict=True) if slot in slots]
+        settings = _with_blocks(_settings(slot, recipe), own)
+        if settings.rate_factor > 0:
+            chosen[slot] = settings
+    if not chosen:
+        raise JobError(
+            "recipe.nothing_trained",
+            "Every learning rate is zero, so nothing would be trained.",
+            "Set recipe.learning_rate (typically 1e-4) or the learning rate of a text encoder above zero.",
+        )
+    return chosen
+
+
+def _is_trained(slot: Slot, recipe: RecipeConfig) -> bool:
+    if slot.part == "unet":
+        return recipe.learning_rate > 0 and slot.kind in _KINDS[recipe.layers]
+    # recipe.layers selects only among the UNet's layers.
+    encoder = recipe.text_encoder if slot.part == "text_encoder" else recipe.text_encoder_2
+    return encoder.learning_rate > 0
+
+
+def _settings(slot: Slot, recipe: RecipeConfig) -> LayerSettings:
+    """Return a layer's settings without blocks; as in sd-scripts, conv_rank applies only to 3x3 kernels, not to 1x1."""
+    if slot.part == "unet":
+        rank, alpha = (recipe.conv_rank, recipe.conv_alpha) if slot.kernel == 3 else (None, None)
+    else:
+        encoder = recipe.text_encoder if slot.part == "text_encoder" else recipe.text_encoder_2
+        rank, alpha = encoder.rank, encoder.alpha
+    return LayerSettings(rank or recipe.rank, alpha or recipe.alpha)
+
+
+def _matching(number: int, block: BlockConfig, candidates: Sequence[Slot], table: Sequence[Slot]) -> set[Slot]:
+    """Return the trained layers that an entry of `recipe.blocks` matches; raise JobError if there are none."""
+    found = {slot for slot in candidates if _matches(slot, block.match)}
+    if found:
+        return found
+    untrained = any(_matches(slot, block.match) for slot in table)
+    what = "only layers that are not trained" if untrained else "no layer of this base"
+    raise JobError(
+        "recipe.blocks",
+        f'Could not use recipe.blocks.{number}: "{block.match}" matches {what}, so it would have no effect.',
+        "Set recipe.layers or the learning rate of that part so that they are trained, or remove the entry."
+        if untrained
+        else 'Write names with * for any text, such as "unet.mid_block.*", or remove the entry.',
+    )
+
+
+def _matches(slot: Slot, pattern: str) -> bool:
+    """Return whether a pattern matches a layer's name as in diffusers or as in single-file checkpoints."""
+    return any(fnmatchcase(f"{slot.part}.{path}", pattern) for path in (slot.module, slot.ldm))
+
+
+def _with_blocks(settings: LayerSettings, blocks: Iterable[BlockConfig]) -> LayerSettings:
+    for block in blocks:
+        settings = LayerSettings(
+            rank=block.rank or settings.rank,
+            alpha=block.alpha or settings.alpha,
+            rate_factor=settings.rate_factor if block.rate_factor is None else block.rate_factor,
+        )
+    return settings
