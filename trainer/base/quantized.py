@@ -239,7 +239,8 @@ def quantize_linears(model: nn.Module, kind: Quantization, dtype: torch.dtype, d
         else:
             int8 = Int8Params(tensor.to(device, torch.float16), requires_grad=False, has_fp16_weights=False)
             module.weight = int8._quantize(device)
-        _return_freed_memory()
+        if device.type != "meta":
+            _return_freed_memory()
         return True
 
     return place

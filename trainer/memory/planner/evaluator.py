@@ -32,6 +32,10 @@ _Contra = TypeVar("_Contra", contravariant=True)
 SAME_TIME = 0.01
 # Places of the queue that are prefetched; fits that differ only in how previews are rendered are next to each other.
 PREFETCHED = 16
+# In the paths of all modules with weights that are quantized; see trainer.base.quantized, which needs torch.
+QUANTIZED_BLOCKS = ".transformer_blocks."
+# Bits per quantized weight, without its scales.
+LEAST_BITS = {"int8": 8, "int8_products": 8, "nf4": 4}
 QUALITIES = ("none", "int8", "int8_products", "nf4")
 # Bounds are lowered by this factor, so that memory that does not grow with the micro-batch (such as a table of
 # timesteps) cannot lift a bound above the true value.
@@ -135,6 +139,8 @@ class Anchor:
 
     weights: int
     """Bytes of the base and the adapter."""
+    quantizable: int
+    """Bytes of the base's transformer blocks, which contain all weights that are ever quantized."""
     lasting: int
     """Bytes that stay allocated between steps: weights and optimizer state."""
     gradients: int
@@ -143,8 +149,11 @@ class Anchor:
     """Bytes saved for backward, by UNet block."""
     blocks: tuple[UnetBlock, ...]
     steps: Steps[TraceSummary]
-    kept: dict[str | None, int] = field(default_factory=dict)
-    """Bytes saved for backward by UNet block if all are checkpointed (recomputation inputs); empty until known."""
+    kept: dict[str | None, int]
+    """Bytes saved for backward by UNet block if all are checkpointed (recomputation inputs); empty until known.
+
+    All anchors share them, because they do not depend on how the base is stored.
+    """
     grown: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Minimum seconds of a micro-batch of more than one image, and of its forward pass alone, by micro-batch size."""
 
@@ -181,6 +190,7 @@ class Evaluator:
         self._free_choice = free_choice
         self._later = later
         self._anchors: dict[Placement, Anchor] = {}
+        self._kept: dict[str | None, int] = {}
         self._steps: dict[tuple[Placement, Checkpointing, int], Figures] = {}
         self._preview_cache: dict[tuple[Placement, bool, bool], Figures] = {}
         self._retrying: dict[tuple[Placement, Checkpointing, int], float] = {}
@@ -279,11 +289,17 @@ class Evaluator:
             summaries = self._summaries(fit)
             self._anchors[placement] = Anchor(
                 weights=summaries.weights.totals.net,
+                quantizable=sum(
+                    storage.bytes
+                    for storage in steps.weights.storages
+                    if storage.kind == "weights" and QUANTIZED_BLOCKS in storage.module
+                ),
                 lasting=total_in_sequence([summaries.weights, summaries.micro_first, summaries.optimizer_first]).net,
                 gradients=summaries.micro_first.totals.net,
                 held=held_after_forward(steps.micro_first),
                 blocks=tuple(blocks(steps.weights, steps.micro_first)),
                 steps=summaries,
+                kept=self._kept,
             )
             self._steps[_step_key(fit)] = self._step_figures(fit)
         return self._anchors[placement]
@@ -292,13 +308,13 @@ class Evaluator:
         return self.traces.has_steps(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
 
     def _most_telling(self, fit: FitConfig) -> FitConfig:
-        """Return the fit to trace next: the fit itself, or the fully checkpointed one if that is not traced yet.
+        """Return the fit to trace next: the fit itself, or the fully checkpointed one if no such one is traced yet.
 
         What checkpointed blocks keep for one image nearly determines the memory of every block set and micro-batch.
         Therefore, block sets that are too large need no traces of their own.
         """
         saving = fit.replaced(gradient_checkpointing="full", micro_batch=1)
-        if fit.gradient_checkpointing in (None, "none") or self.knows_steps(saving) or self._has_steps(fit):
+        if fit.gradient_checkpointing in (None, "none") or self._kept or self._has_steps(fit):
             return fit
         return saving
 
@@ -331,8 +347,8 @@ class Evaluator:
     def _step_figures(self, fit: FitConfig) -> Figures:
         steps = self._summaries(fit)
         workload = replace(self.workload, fit=fit)
-        if fit.gradient_checkpointing == "full" and fit.micro_batch == 1 and placement_of(fit) in self._anchors:
-            self._anchors[placement_of(fit)].kept.update(held_after_forward(self._traces(fit).micro_first))
+        if fit.gradient_checkpointing == "full" and fit.micro_batch == 1:
+            self._kept.update(held_after_forward(self._traces(fit).micro_first))
         seconds = step_seconds(workload, steps, self._seconds)
         return Figures(seconds * (self.workload.recipe.steps or 1), training_totals(workload, steps).peak)
 
@@ -347,10 +363,18 @@ class Evaluator:
             weights = self._anchors[resident].weights if resident in self._anchors else other.bytes
             seconds = max(bound.seconds, STREAMING_LOSS * other.seconds)
             bound = Figures(seconds, max(bound.bytes, other.bytes - weights))
-        elif placement.quantize != "none":  # dequantizing only costs time
-            other = self._bound_at(Placement("none", "none"), checkpointing, size)
-            bound = Figures(max(bound.seconds, other.seconds), bound.bytes)
+        elif placement.quantize != "none":  # dequantizing only costs time, and activations stay as they are
+            resident = Placement("none", "none")
+            other = self._bound_at(resident, checkpointing, size)
+            anchor = self._anchors.get(resident)
+            saved = self._most_saved(placement) * anchor.quantizable if anchor else other.bytes
+            bound = Figures(max(bound.seconds, other.seconds), max(bound.bytes, other.bytes - int(saved)))
         return Figures(SLACK * bound.seconds, int(SLACK * bound.bytes))
+
+    def _most_saved(self, placement: Placement) -> float:
+        """Return the share of the quantizable bytes that quantizing saves at most, as if it needed no scales."""
+        kept = LEAST_BITS.get(placement.quantize, 0) / (32 if self.workload.fit.dtype == "fp32" else 16)
+        return 1.0 - kept
 
     def _bound_at(self, placement: Placement, checkpointing: Checkpointing, size: int) -> Figures:
         """Return lower bounds for training without slack, from known fits and the anchor of one placement."""

@@ -426,16 +426,17 @@ class _Planning:
         return is_within() and self._known_exactly(fit) and is_within()
 
     def quantized(self, pick: FitConfig) -> Plan | None:
-        """Return the best plan with a quantized base, if it is faster than the pick and the pick is unquantized.
+        """Return the best plan with an 8-bit base, if it is faster than the pick and the pick is unquantized.
 
         Dequantizing only costs time, so only fits are considered that would be faster than the pick even without being
-        quantized. Returns None if there is none, or if the user has set the quantization.
+        quantized. A 4-bit base is never suggested just because it is faster. Returns None if there is no such plan, or
+        if the user has set the quantization.
         """
         if pick.quantize != "none" or self.written.quantize is not None:
             return None
         preference = self.evaluator.preference
         ahead = {_without_quantization(fit) for fit in self._faster_fits(pick)}
-        quantized = [fit for fit in self.choices if fit.quantize != "none" and _without_quantization(fit) in ahead]
+        quantized = [fit for fit in self.choices if fit.quantize == "int8" and _without_quantization(fit) in ahead]
         found = best(quantized, self.evaluator)
         if found is None or preference(found).time >= preference(pick).time:
             return None

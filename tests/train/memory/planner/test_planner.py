@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -14,17 +14,19 @@ import pytest
 from tests.support.exhaustive import AMPLE, OCCASIONS, Exhaustive, every_fit
 from tests.support.plans import device_state_with, small_workload
 from trainer.base import streaming
+from trainer.cli.planning import request_for_preset
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.forecast import RunSimulator, Simulation, forecast, forecast_of, simulate_run
 from trainer.memory.forecast.schedule import RunSchedule, bounding_shapes, transitions
+from trainer.memory.planner.evaluator import Evaluator
 from trainer.memory.planner.planner import PlanResult, plan
-from trainer.memory.planner.search_space import nested_sets
+from trainer.memory.planner.search_space import Placement, nested_sets
 from trainer.memory.planner.suggestions import changed, reduced_recipes
 from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import blocks
 from trainer.memory.trace.store import TraceStore
-from trainer.memory.trace.workload import BucketUse, Workload
+from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
 
 MIB = 2**20
 
@@ -78,7 +80,7 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
 
 
 @pytest.mark.timeout(900)  # so many searches, each done twice
-@pytest.mark.parametrize("cases", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exhaustive], traces: TraceLibrary) -> None:
     chance = random.Random(7)
     found = {
@@ -239,6 +241,33 @@ def test_changes_that_time_was_too_short_for_are_not_denied(traces: TraceLibrary
     hurried = plan(subject, written, less, empty, OCCASIONS, deadline=Deadline(0))
     assert (hurried.pick, hurried.reduced_recipe, hurried.left_out) == (None, None, ("alternatives",))
     assert plan(subject, written, less, traces, OCCASIONS).left_out == ()
+
+
+def test_bounds_of_quantized_fits_are_never_above_their_memory(traces: TraceLibrary) -> None:
+    """They follow from the unquantized base, so that fits that are too large are ruled out without being traced."""
+    subject = small_workload(previews=False, side=64, channels=256, effective_batch=4)
+    workload = replace(subject, fit=complete_fit(FitConfig(dtype="bf16", quantize="none")))
+    evaluator = Evaluator(
+        workload, traces, lambda _: 0.0, AMPLE, lambda _: True, previews=0, free_choice=False, deadline=Deadline()
+    )
+    sets = nested_sets(evaluator.anchor(Placement("none", "none")).blocks)
+    evaluator.refine(workload.fit.replaced(gradient_checkpointing="full", micro_batch=1))
+    one, above = Exhaustive(workload, traces), 0
+    for quantize, blocks_set, size in product(("int8", "nf4"), sets, (1, 2, 4)):
+        fit = workload.fit.replaced(quantize=quantize, gradient_checkpointing=blocks_set, micro_batch=size)
+        bound = evaluator.preference(fit).bytes
+        assert 0 < bound <= one.figures(fit)[2]
+        above += bound > 0.8 * one.figures(fit)[2]
+    assert above > len(sets)  # most are close enough to rule fits out
+
+
+def test_a_4_bit_base_is_no_alternative() -> None:
+    """Some fits with 4 bits are faster than the unquantized pick on 6 GB, but nobody has allowed them."""
+    request, shipped = request_for_preset("sdxl", "style", "6GB"), TraceLibrary(TraceStore.of_user())
+    found = plan(request.workload, request.written, request.device_state, shipped, request.counts)
+    assert found.pick is not None and found.pick.quality == "exact"
+    assert found.quantized is None or found.quantized.quality == "int8"
+    assert not shipped.traced
 
 
 def _rate():  # type: ignore[no-untyped-def]
