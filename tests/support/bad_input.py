@@ -132,6 +132,10 @@ JOB_FILES: dict[str, tuple[str, Arrange]] = {
         lambda place: place.train_text(lambda job: job.replace("steps = 6", "steps = 6\nepochs = 3")),
     ),
     "nothing trained": ("nothing would be trained", lambda place: place.train("recipe.learning_rate=0.0")),
+    "block that is not there": (
+        "matches no layer of this base",
+        lambda place: place.train('recipe.blocks=[{match = "unet.input_blocks.40.*", rank = 4}]'),
+    ),
     "unknown optimizer": ("adamw", lambda place: place.train("recipe.optimizer.name=adamv")),
     "two rates under Prodigy": (
         "Prodigy finds one rate",

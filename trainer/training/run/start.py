@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from trainer.adapter.layers import trained_layers
+from trainer.adapter.names import slots
 from trainer.base.source import BaseSource, open_base
 from trainer.config.checks import doubtful, settings_without_effect
 from trainer.config.fit import FallbackStep, FitConfig
@@ -162,6 +164,8 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     }
     # Buckets need a resolved recipe, and the run's length needs the dataset, so the job is resolved twice.
     recipe = resolve_job(job, samples_per_epoch=1, **facts).recipe
+    # Raises for blocks without effect, before minutes of reading and encoding images.
+    trained_layers(slots(source.family, source.unet_config, source.text_configs), recipe)
     dataset = read_dataset(job.dataset, recipe, lambda done, total: reporter.phase("check", done, total))
     for finding in dataset.findings:
         reporter.notice(finding.code, finding.sentence)
