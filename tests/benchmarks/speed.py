@@ -44,6 +44,7 @@ from trainer.adapter.attach import attach
 from trainer.adapter.lean import ENABLED
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
+from trainer.config.lr_schedule import Segment
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace.cuda_kernels import as_on_cuda, attention_kernel
 from trainer.memory.trace.meta_models import (
@@ -59,7 +60,6 @@ from trainer.memory.trace.meta_models import (
 from trainer.memory.trace.workload import Workload, workload_without_base
 from trainer.training.build import RunParts, assemble_engine
 from trainer.training.engine import Engine
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import StepModels

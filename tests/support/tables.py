@@ -74,7 +74,11 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     lengths = [key for key in ("steps", "epochs", "images_seen") if key in recipe]
     for key in lengths[1:]:
         del recipe[key]
-    recipe["schedule"] = {key: value for key, value in recipe["schedule"].items() if key != "warmup"}
+    recipe["schedule"] = {
+        key: value for key, value in recipe["schedule"].items() if key not in ("warmup", "decay", "step_rules")
+    }
+    if recipe["schedule"].get("kind") == "piecewise":
+        recipe["schedule"]["step_rules"] = "1:0.5,0.1:0.75,0.01"
     if recipe["optimizer"]["name"] in ("schedulefree", "adafactor"):
         recipe["schedule"].pop("kind", None)
         recipe["optimizer"].pop("warmup_init", None)

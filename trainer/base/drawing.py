@@ -13,6 +13,7 @@ from typing import Any
 
 import diffusers
 import torch
+from diffusers.schedulers.scheduling_euler_discrete import rescale_zero_terminal_snr
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
@@ -27,7 +28,14 @@ SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
     "euler_a": ("EulerAncestralDiscreteScheduler", {}),
     "ddim": ("DDIMScheduler", {"clip_sample": False, "set_alpha_to_one": False}),
     "dpmpp_2m": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
+    "dpmpp_2m_karras": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++", "use_karras_sigmas": True}),
+    "dpmpp_2m_sde_karras": (
+        "DPMSolverMultistepScheduler",
+        {"algorithm_type": "sde-dpmsolver++", "use_karras_sigmas": True},
+    ),
+    "heun": ("HeunDiscreteScheduler", {}),
     "unipc": ("UniPCMultistepScheduler", {}),
+    "lcm": ("LCMScheduler", {}),
 }
 
 TILE = 512  # side in pixels
@@ -53,6 +61,10 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
     timesteps stay on the CPU: the scheduler reads them in each step and would synchronize with the device every time.
     """
     class_name, options = SAMPLERS[name]
+    if name != "heun":
+        options = {**options, "rescale_betas_zero_snr": zero_terminal_snr}
+    elif zero_terminal_snr:
+        options = {**options, "trained_betas": _betas_near_zero_snr()}
     with _numpy_warning_hidden():
         sampler = getattr(diffusers, class_name)(
             num_train_timesteps=1000,
@@ -60,14 +72,31 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
             beta_end=0.012,
             beta_schedule="scaled_linear",
             prediction_type="v_prediction" if prediction == "v" else "epsilon",
-            rescale_betas_zero_snr=zero_terminal_snr,
             timestep_spacing="trailing" if zero_terminal_snr else "leading",
             steps_offset=1,
             **options,
         )
     set_timesteps = sampler.set_timesteps
-    sampler.set_timesteps = lambda steps, device=None: set_timesteps(steps, device="cpu")
+
+    def on_cpu(steps: int, device: object = None) -> None:
+        # LCM skips within 50 steps of the solver it was distilled from, so it takes no more of its own by default.
+        more = {"original_inference_steps": max(50, steps)} if name == "lcm" else {}
+        set_timesteps(steps, device="cpu", **more)
+
+    sampler.set_timesteps = on_cpu
     return sampler
+
+
+def _betas_near_zero_snr() -> list[float]:
+    """Return the betas of zero terminal SNR for Heun, which cannot rescale them.
+
+    As in diffusers' Euler scheduler, the last share of the image is 2^-24 instead of 0, at which sigma is infinite.
+    """
+    betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
+    shares = torch.cumprod(1.0 - rescale_zero_terminal_snr(betas), dim=0)
+    shares[-1] = 2.0**-24
+    before = torch.cat([torch.ones(1, dtype=torch.float64), shares[:-1]])
+    return (1.0 - shares / before).tolist()
 
 
 @contextmanager
@@ -89,7 +118,7 @@ def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: R
     settings = drawing.settings
 
     def after_step(_pipe: object, index: int, _timestep: object, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        on_step(index + 1, settings.steps)
+        on_step(index + 1, len(sampler.timesteps))
         return values
 
     with _numpy_warning_hidden():

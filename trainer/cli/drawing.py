@@ -36,7 +36,8 @@ def add_commands(commands: Commands) -> None:
     render.add_argument("--seed", type=int, default=1, help="seed of the initial noise (default 1)")
     render.add_argument("--steps", type=int, default=20, help="denoising steps (default 20)")
     render.add_argument("--guidance", type=float, default=7.0, help="classifier-free guidance, CFG scale (default 7)")
-    render.add_argument("--sampler", default="euler", help="euler, euler_a, ddim, dpmpp_2m or unipc")
+    samplers = "euler, euler_a, ddim, dpmpp_2m, dpmpp_2m_karras, dpmpp_2m_sde_karras, heun, unipc or lcm"
+    render.add_argument("--sampler", default="euler", help=samplers)
     render.add_argument(
         "--clip-skip",
         type=int,

@@ -13,6 +13,16 @@ from trainer.config.schema import Section
 # Prodigy multiplies the rate it finds by learning_rate, which should therefore be about 1.
 SMALL_FOR_PRODIGY = 0.01
 
+SCHEDULE_KEYS = {
+    "cycles": "restarts",
+    "power": "polynomial",
+    "timescale": "inverse_sqrt",
+    "decay": "warmup_stable_decay",
+    "decay_type": "warmup_stable_decay",
+    "step_rules": "piecewise",
+}
+"""The kind of learning rate schedule that each of these keys is for."""
+
 _Candidate = tuple[str, Section, bool, str]
 
 
@@ -75,11 +85,11 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield (
         at + "schedule.end",
         schedule,
-        schedule.kind in ("constant", "rex"),
+        not schedule.has_end,
         f'kind = "{schedule.kind}" does not use it',
     )
-    yield at + "schedule.cycles", schedule, schedule.kind != "restarts", 'it is used only with kind = "restarts"'
-    yield at + "schedule.power", schedule, schedule.kind != "polynomial", 'it is used only with kind = "polynomial"'
+    for key, kind in SCHEDULE_KEYS.items():
+        yield f"{at}schedule.{key}", schedule, schedule.kind != kind, f'it is used only with kind = "{kind}"'
     for key in ("bucket_min", "bucket_max"):
         yield at + f"images.{key}", images, not images.buckets, "buckets are off"
 

@@ -61,6 +61,8 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.schedule.end": ("lr_scheduler_min_lr_ratio", "learning_rate_min_factor", "min_lr"),
     "recipe.schedule.cycles": ("lr_scheduler_num_cycles", "lr_num_cycles", "learning_rate_cycles", "num_cycles"),
     "recipe.schedule.power": ("lr_scheduler_power", "lr_power"),
+    "recipe.schedule.timescale": ("lr_scheduler_timescale",),
+    "recipe.schedule.decay": ("lr_decay_steps", "num_decay_steps"),
     "recipe.steps": ("max_train_steps", "max_steps", "total_steps"),
     "recipe.epochs": ("max_train_epochs", "num_train_epochs", "num_epochs"),
     "recipe.images_seen": ("samples_seen",),
@@ -157,7 +159,8 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
     "recipe.optimizer.name": {word: name for name, kind in OPTIMIZERS.items() for word in kind.method.names},
     "recipe.schedule.kind": {
         "constant_with_warmup": "constant", "cosine_with_restarts": "restarts", "cosine_with_hard_restarts": "restarts",
-        "poly": "polynomial",
+        "cosine_with_min_lr": "cosine", "poly": "polynomial", "warmup_stable": "warmup_stable_decay",
+        "wsd": "warmup_stable_decay",
     },
     "recipe.objective.loss": {"l2": "mse", "mae": "l1", "pseudo_huber": "huber"},
     "recipe.objective.timesteps": {"sigmoid": "logit_normal", "logit-normal": "logit_normal"},
@@ -167,9 +170,14 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
     "fit.attention": {"xformers": "efficient", "sdpa": "auto", "flash_attention": "flash", "flash_attn": "flash",
                       "mem_eff": "efficient", "default": "auto"},
     "output.dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float": "fp32", "half": "fp16"},
-    "report.previews.prompts.sampler": {"euler_ancestral": "euler_a", "euler a": "euler_a", "dpm++ 2m": "dpmpp_2m",
-                                        "dpm++_2m": "dpmpp_2m", "dpmsolver++": "dpmpp_2m", "k_euler": "euler",
-                                        "k_euler_a": "euler_a"},
+    "report.previews.prompts.sampler": {
+        "euler_ancestral": "euler_a", "euler a": "euler_a", "k_euler": "euler", "k_euler_a": "euler_a",
+        "dpm++ 2m": "dpmpp_2m", "dpm++_2m": "dpmpp_2m", "dpmsolver++": "dpmpp_2m",
+        "dpm++ 2m karras": "dpmpp_2m_karras", "dpm++_2m_karras": "dpmpp_2m_karras",
+        "dpm++ 2m sde karras": "dpmpp_2m_sde_karras", "dpm++ sde karras": "dpmpp_2m_sde_karras",
+        "dpm++_sde_karras": "dpmpp_2m_sde_karras", "dpmpp_2m_sde": "dpmpp_2m_sde_karras", "k_heun": "heun",
+        "uni_pc": "unipc", "unipcmultistep": "unipc",
+    },
 }  # fmt: skip
 """Values that other programs use and their equivalents here, by job key."""
 

@@ -93,6 +93,11 @@ class OutputConfig(Section):
 Timestep = Annotated[int, Field(ge=0, le=999)]
 
 
+Sampler = Literal[
+    "euler", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras", "dpmpp_2m_sde_karras", "heun", "unipc", "lcm"
+]
+
+
 class PromptConfig(Section):
     """One image rendered repeatedly during the run to show progress."""
 
@@ -110,8 +115,13 @@ class PromptConfig(Section):
     """Number of denoising steps; typically 20 to 30."""
     guidance: float = Field(default=7.0, ge=0.0, le=100.0, title="CFG scale")
     """How strongly the prompt is followed (CFG scale); typically 5 to 8."""
-    sampler: Literal["euler", "euler_a", "ddim", "dpmpp_2m", "unipc"] = "euler"
-    """Sampler; euler is a safe choice, euler_a adds noise in every step."""
+    sampler: Sampler = "euler"
+    """Sampler; euler is a safe choice, euler_a and sde add noise, heun takes twice as long, lcm is for LCM bases."""
+
+    @property
+    def evaluations(self) -> int:
+        """Number of timesteps at which the UNet is evaluated: Heun takes two per step, but for the last."""
+        return 2 * self.steps - 1 if self.sampler == "heun" else self.steps
 
 
 class PreviewConfig(Section):

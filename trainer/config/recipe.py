@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -145,26 +147,75 @@ class ImagesConfig(Section):
             yield "bucket_min", f"is {self.bucket_min}, which is above bucket_max = {self.bucket_max}"
 
 
-class ScheduleConfig(Section):
-    """The learning rate schedule. trainer/training/optim/lr_schedule.py has the formulas."""
+ScheduleKind = Literal[
+    "constant",
+    "linear",
+    "cosine",
+    "restarts",
+    "polynomial",
+    "rex",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+    "piecewise",
+]
 
-    kind: Literal["constant", "linear", "cosine", "restarts", "polynomial", "rex"] = Field(
-        default="constant", title="LR scheduler"
-    )
+
+class ScheduleConfig(Section):
+    """The learning rate schedule. trainer/config/lr_schedule.py has the formulas."""
+
+    kind: ScheduleKind = Field(default="constant", title="LR scheduler")
     """How the learning rate changes (kohya: lr_scheduler); restarts is cosine with restarts."""
     warmup: int | float = Field(default=0, ge=0, title="LR warmup")
     """Warmup in steps, or as a share of the run if below 1: 100 or 0.05 (kohya: lr_warmup_steps)."""
     end: float = Field(default=0.0, ge=0.0, le=1.0, title="Min LR ratio")
-    """Final share of the learning rate (kohya: lr_scheduler_min_lr_ratio); not used by constant and rex."""
+    """Lowest share of the learning rate (kohya: lr_scheduler_min_lr_ratio); not for constant, rex and piecewise."""
     cycles: int = Field(default=1, ge=1, le=100, title="LR cycles")
     """Number of cosine cycles with kind = "restarts" (kohya: lr_scheduler_num_cycles)."""
     power: float = Field(default=1.0, gt=0.0, le=10.0, title="LR power")
     """Exponent with kind = "polynomial" (kohya: lr_scheduler_power)."""
+    timescale: int | None = Field(default=None, ge=1, le=10_000_000, title="LR timescale")
+    """Steps in which inverse_sqrt falls to 0.71 (kohya: lr_scheduler_timescale); default: the warmup, else 10000."""
+    decay: int | float | None = Field(default=None, gt=0, title="LR decay")
+    """Last part in which warmup_stable_decay falls, as steps or as a share (kohya: lr_decay_steps); default: 0.1."""
+    decay_type: Literal["cosine", "linear", "1-sqrt"] | None = Field(default=None, title="LR decay type")
+    """How warmup_stable_decay falls in its last part; default: cosine."""
+    step_rules: str | None = Field(
+        default=None, max_length=1000, title="LR step rules", examples=["1:100,0.1:200,0.01"]
+    )
+    """Factors of piecewise and the steps, or shares of the run, where they end: 1:100,0.1:200,0.01; default: none."""
+
+    @property
+    def has_end(self) -> bool:
+        """Return whether the learning rate falls to ``end``."""
+        return self.kind not in ("constant", "rex", "piecewise")
+
+    def pieces(self) -> list[tuple[float, float]]:
+        """Return the factors of ``step_rules`` and the step, or share of the run, where each ends; inf for the last.
+
+        Raises ValueError if the rules are not of the form that diffusers' get_piecewise_constant_schedule takes.
+        """
+        *rules, last = [rule.split(":") for rule in (self.step_rules or "").split(",")]
+        pieces = [(float(factor), float(end)) for factor, end in rules]
+        (factor,) = last
+        ends = [0.0, *(end for _, end in pieces)]
+        factors = [*(factor for factor, _ in pieces), float(factor)]
+        if not all(0.0 <= each <= 1000.0 for each in factors) or not all(a < b < inf for a, b in pairwise(ends)):
+            raise ValueError(self.step_rules)
+        return [*pieces, (float(factor), inf)]
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield an error for a warmup of 1 or more steps that is not a whole number."""
-        if self.warmup >= 1 and isinstance(self.warmup, float):
-            yield "warmup", f"is {self.warmup}: use a whole number of steps, or a share of the run below 1"
+        """Yield errors for step numbers of 1 or more that are not whole, and for missing or wrong step rules."""
+        for key in ("warmup", "decay"):
+            value = getattr(self, key)
+            if isinstance(value, float) and value >= 1:
+                yield key, f"is {value}: use a whole number of steps, or a share of the run below 1"
+        if self.kind != "piecewise" and self.step_rules is None:
+            return
+        try:
+            self.pieces()
+        except ValueError:
+            form = "write factor:step pairs with rising steps and the last factor, such as 1:100,0.1:200,0.01"
+            yield "step_rules", f"is missing or wrong: {form}"
 
 
 Rank = Annotated[int, Field(ge=1, le=1024)]

@@ -16,6 +16,7 @@ from trainer.base.quantized import set_int8_directions
 from trainer.base.source import BaseSource
 from trainer.base.streaming import make_stream
 from trainer.config.job import Job, learning_rates, trains_text_encoder
+from trainer.config.lr_schedule import Segment, multiplier_over
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import generator
 from trainer.training.acceleration.channels_last import Kernels, convert_to_channels_last
@@ -25,7 +26,6 @@ from trainer.training.device.device import DTYPES
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.engine import Engine
 from trainer.training.objective import NoiseSchedule
-from trainer.training.optim.lr_schedule import Segment, multiplier_over
 from trainer.training.optim.master_weights import LossScaler, MasterWeights
 from trainer.training.optim.optimizer import ParameterGroup, build_optimizer
 from trainer.training.optim.weight_norm import WeightNormLimit

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from trainer.adapter.attach import Adapter
 from trainer.config.job import Job
+from trainer.config.lr_schedule import Multiplier
 from trainer.dataset.sampling import Sample
 from trainer.errors import TrainingError
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.records import json_keys
 from trainer.training.data.batches import BatchSchedule, Collator
 from trainer.training.objective import NoiseSchedule
-from trainer.training.optim.lr_schedule import Multiplier
 from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
 from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.optim.weight_norm import WeightNormLimit

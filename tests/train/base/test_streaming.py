@@ -16,11 +16,11 @@ from trainer.base.source import open_base
 from trainer.base.stream_order import AHEAD
 from trainer.base.streaming import StreamedWeight, WeightStream, streamed_modules
 from trainer.config.base import BaseConfig, Family
+from trainer.config.lr_schedule import Segment
 from trainer.training.build import RunParts, build_engine
 from trainer.training.callbacks.preview import Previewer
 from trainer.training.callbacks.validation import losses_of_image
 from trainer.training.engine import Engine
-from trainer.training.optim.lr_schedule import Segment
 
 MARK = 0xFF
 """Byte of freed memory: NaN in bf16, fp16 and fp32."""

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.train.dataset.test_cache import prepared, quiet, showings
+from trainer.config.lr_schedule import Segment
 from trainer.errors import TrainingError
 from trainer.training.build import build_engine
 from trainer.training.engine import Engine
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.optim.master_weights import LossScaler
 from trainer.training.step import MicroBatch
 

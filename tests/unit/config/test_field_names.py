@@ -18,6 +18,7 @@ OURS = {
     "schema", "preset", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
     "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
     "recipe.blocks.*.match", "recipe.blocks.*.rank", "recipe.blocks.*.alpha",
+    "recipe.schedule.decay_type", "recipe.schedule.step_rules",
     "recipe.caption_padding", "recipe.objective.huber_schedule", "recipe.objective.huber_scale",
     *(f"recipe.objective.{name}" for name in ("v_pred_like_loss", "noise_offset_random_strength",
                                               "adaptive_noise_scale", "timestep_bias_multiplier",

@@ -65,6 +65,7 @@ MEANS_SOMETHING_ABSENT = {
             "timestep_bias_end",
         )
     ),
+    *(f"recipe.schedule.{name}" for name in ("timescale", "decay", "decay_type", "step_rules")),
     "report.saving.every_epochs",
     "report.saving.keep",
     "dataset.folders.0.repeats",

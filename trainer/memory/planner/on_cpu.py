@@ -198,13 +198,13 @@ class _Estimate:
         """Return the seconds of one round of previews."""
         drawn, decoded = self._stage("preview", "draw"), self._stage("preview", "decode")
         prompts = self.reference.previews
-        drawn_steps = sum(prompt.steps for prompt in prompts)
+        drawn_steps = sum(prompt.evaluations for prompt in prompts)
         total = 0.0
         for prompt in self.workload.previews:
             share = (prompt.width or 0) * (prompt.height or 0) / self._pixels
             # The reference is traced with guidance, which takes two passes of the UNet per step instead of one.
             passes = 1.0 if prompt.guidance > 1.0 else 0.5
-            total += passes * prompt.steps / drawn_steps * self._time(drawn, share)
+            total += passes * prompt.evaluations / drawn_steps * self._time(drawn, share)
             total += self._time(decoded, share) / len(prompts)
         return total
 

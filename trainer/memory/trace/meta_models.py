@@ -27,6 +27,7 @@ from trainer.base.streaming import StreamedWeight, WeightStream, make_stream
 from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import BaseConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job
+from trainer.config.lr_schedule import Segment
 from trainer.dataset.cache_keys import LATENT_SCALE
 from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.recorder import Tracer, recording
@@ -35,7 +36,6 @@ from trainer.protocol.forecast import load_phase
 from trainer.training.build import RunParts, assemble_engine
 from trainer.training.device.device import DTYPES
 from trainer.training.engine import Engine
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.step import MicroBatch, StepModels
 
 META = torch.device("meta")

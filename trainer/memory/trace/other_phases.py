@@ -198,6 +198,11 @@ def _distinct(prompts: Iterable[PromptConfig]) -> list[PromptConfig]:
     return list({(p.width, p.height, p.sampler, p.guidance > 1.0): p for p in prompts}.values())
 
 
+def _few(prompt: PromptConfig) -> PromptConfig:
+    """Return the prompt in just enough steps to represent all steps."""
+    return prompt.replaced(steps=min(prompt.steps, STEPS_DRAWN))
+
+
 def _size(prompt: PromptConfig) -> Size:
     assert prompt.width and prompt.height  # the prompts of a workload have sizes
     return prompt.width, prompt.height
@@ -206,7 +211,7 @@ def _size(prompt: PromptConfig) -> Size:
 def _draw(tracer: Tracer, workload: Workload, engine: Engine, prompt: PromptConfig) -> Tensor:
     """Sample one prompt's latents in just enough steps to represent all steps, and return the latents."""
     width, height = _size(prompt)
-    few = prompt.replaced(steps=min(prompt.steps, STEPS_DRAWN))
+    few = _few(prompt)
     sampler = make_sampler(prompt.sampler, workload.prediction, zero_terminal_snr=workload.zero_terminal_snr)
     with tracer.stage("texts"):
         positive, negative = _text(workload, engine), _text(workload, engine)
@@ -275,9 +280,9 @@ def _step_factors(prompts: Sequence[PromptConfig]) -> dict[str, float]:
     """Return, by stage, the number of actual steps per traced step."""
     every, traced = Counter[str](), Counter[str]()
     for prompt in prompts:
-        every[f"draw {prompt.width}x{prompt.height}"] += prompt.steps
+        every[f"draw {prompt.width}x{prompt.height}"] += prompt.evaluations
     for prompt in _distinct(prompts):
-        traced[f"draw {prompt.width}x{prompt.height}"] += min(prompt.steps, STEPS_DRAWN)
+        traced[f"draw {prompt.width}x{prompt.height}"] += _few(prompt).evaluations
     # Texts are traced once per distinct prompt, but encoded for every prompt.
     texts = {"texts": len(prompts) / len(_distinct(prompts))}
     return {stage: steps / traced[stage] for stage, steps in every.items()} | texts

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
+from trainer.config.lr_schedule import Segment
 from trainer.errors import ResumableError
 from trainer.protocol.forecast import load_phase
 from trainer.training import checkpoint
@@ -25,7 +26,6 @@ from trainer.training.data.loader import PrefetchCollator
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.device.offload import empty_cache, free_weights, is_emptied, release_at
 from trainer.training.engine import Engine, TrainingProgress
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.reporting.reporter import check_in_backward
 
 

@@ -12,6 +12,7 @@ from trainer.base.source import BaseSource, open_base
 from trainer.config.credentials import without_secrets
 from trainer.config.job import Job
 from trainer.config.load import load_job
+from trainer.config.lr_schedule import Segment
 from trainer.config.resolve import differences
 from trainer.errors import (
     RunError,
@@ -23,7 +24,6 @@ from trainer.protocol.records import build, renamed_flat
 from trainer.protocol.run_directory import RunDirectory, damaged, newest_step
 from trainer.training.data.latent_cache import file_digest
 from trainer.training.device.device import this_machine
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.reporting.reporter import Learn, OnEvent, Reporter, learn_nothing
 from trainer.training.run.start import attempt, frozen_identity
 

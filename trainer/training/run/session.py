@@ -10,6 +10,7 @@ from pathlib import Path
 from trainer.base.source import BaseSource
 from trainer.config.checks import not_forecast
 from trainer.config.job import Job
+from trainer.config.lr_schedule import Segment
 from trainer.dataset.image import ImageRecord
 from trainer.errors import ImpastoError
 from trainer.protocol import events, places
@@ -34,7 +35,6 @@ from trainer.training.callbacks.validation import ValidationCallback, Validator
 from trainer.training.device.device import attention_kernels
 from trainer.training.device.out_of_memory import cap_memory
 from trainer.training.engine import Callback, Engine, StepResult, TrainingProgress
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.recovery.recovery import RecoverableCallback, Recovery
 from trainer.training.reporting.memory_history import start_history

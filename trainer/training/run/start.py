@@ -18,6 +18,7 @@ from trainer.config.checks import doubtful, settings_without_effect
 from trainer.config.fit import FallbackStep, FitConfig
 from trainer.config.job import Job, trains_text_encoder
 from trainer.config.load import load_job
+from trainer.config.lr_schedule import Segment
 from trainer.config.resolve import Machine, identity, resolve_job, resolve_length
 from trainer.config.write import dump_job
 from trainer.dataset.dataset import Dataset, read_dataset, read_listing, write_listing
@@ -45,7 +46,6 @@ from trainer.training.checkpoint import disk_full
 from trainer.training.data.latent_cache import file_digest
 from trainer.training.device.device import DTYPES, choose_attention_kernel, head_widths, numeric_settings, this_machine
 from trainer.training.device.out_of_memory import cap_memory, gpu_guard, is_out_of_memory, oom_error
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.reporting.reporter import Control, Learn, OnEvent, Reporter, learn_nothing
 from trainer.training.run.session import Attempt
 

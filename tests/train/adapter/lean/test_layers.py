@@ -35,6 +35,7 @@ from trainer.adapter.lean.transformer import LeanAttention, project
 from trainer.base.quantized import quantize_linears, set_int8_directions
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
+from trainer.config.lr_schedule import Segment
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig
 from trainer.dataset.sampling import generator
 from trainer.training.build import build_engine
@@ -42,7 +43,6 @@ from trainer.training.callbacks.checkpoints import capture, restore
 from trainer.training.checkpoint import load_latest, save_checkpoint
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.objective import NoiseSchedule
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.step import training_step
 

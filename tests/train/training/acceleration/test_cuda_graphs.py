@@ -18,6 +18,7 @@ from tests.support.replaying import Replay, Replayer
 from trainer.base.source import open_base
 from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
+from trainer.config.lr_schedule import Segment
 from trainer.config.resolve import resolve_job
 from trainer.dataset.dataset import read_dataset
 from trainer.protocol import events
@@ -28,7 +29,6 @@ from trainer.training.build import build_engine, build_parts
 from trainer.training.device.device import this_machine
 from trainer.training.engine import Engine
 from trainer.training.optim import master_weights
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.step import MicroBatch, StepModels, training_step
 

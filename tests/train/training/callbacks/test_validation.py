@@ -10,10 +10,10 @@ import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 
 from tests.train.dataset.test_cache import prepared, quiet
+from trainer.config.lr_schedule import Segment
 from trainer.dataset.sampling import generator, micro_conditioning
 from trainer.training.build import build_engine
 from trainer.training.callbacks.validation import Validator
-from trainer.training.optim.lr_schedule import Segment
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3])

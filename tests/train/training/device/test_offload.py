@@ -13,10 +13,10 @@ from tests.support.tiny import tiny_base
 from tests.train.dataset.test_cache import prepared, quiet
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
+from trainer.config.lr_schedule import Segment
 from trainer.training.build import build_engine
 from trainer.training.callbacks.preview import Previewer
 from trainer.training.device.offload import empty_cache, offloaded
-from trainer.training.optim.lr_schedule import Segment
 
 
 def bytes_held(model: nn.Module) -> int:

@@ -1,12 +1,20 @@
 """Schedules: diffusers' own where it has the same curve, a float64 formula elsewhere."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from diffusers.optimization import get_polynomial_decay_schedule_with_warmup, get_scheduler
+import transformers
+from diffusers.optimization import (
+    get_piecewise_constant_schedule,
+    get_polynomial_decay_schedule_with_warmup,
+    get_scheduler,
+)
+from pydantic import ValidationError
 
+from trainer.config.lr_schedule import multiplier, warmup_steps
 from trainer.config.recipe import ScheduleConfig
-from trainer.training.optim.lr_schedule import multiplier, warmup_steps
 
 STEPS = 200
 
@@ -44,6 +52,67 @@ def test_curve_is_that_of_diffusers(warmup: int, ours: dict[str, object], theirs
     assert our_curve(warmup=warmup, **ours) == pytest.approx(diffusers_curve(warmup=warmup, **theirs), abs=1e-12)
 
 
+SPECIAL = {
+    "inverse square root": (
+        {"kind": "inverse_sqrt"},
+        lambda optimizer, warmup: transformers.get_inverse_sqrt_schedule(optimizer, warmup),
+    ),
+    "inverse square root with a timescale": (
+        {"kind": "inverse_sqrt", "timescale": 40},
+        lambda optimizer, warmup: transformers.get_inverse_sqrt_schedule(optimizer, warmup, timescale=40),
+    ),
+    **{
+        f"stable, then {shape}": (
+            {"kind": "warmup_stable_decay", "decay": 50, "decay_type": shape},
+            lambda optimizer, warmup, shape=shape: transformers.get_wsd_schedule(
+                optimizer, warmup, 50, num_training_steps=STEPS, decay_type=shape
+            ),
+        )
+        for shape in ("cosine", "linear", "1-sqrt")
+    },
+    "stable, then a tenth": (
+        {"kind": "warmup_stable_decay"},
+        lambda optimizer, warmup: transformers.get_wsd_schedule(optimizer, warmup, 20, num_training_steps=STEPS),
+    ),
+    "cosine to a minimum": (
+        {"kind": "cosine", "end": 0.1},
+        lambda optimizer, warmup: transformers.get_cosine_with_min_lr_schedule_with_warmup(
+            optimizer, warmup, STEPS, min_lr_rate=0.1
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 30])
+@pytest.mark.parametrize(("ours", "theirs"), SPECIAL.values(), ids=SPECIAL.keys())
+def test_curve_is_that_of_transformers(warmup: int, ours: dict[str, object], theirs: Any) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    at = theirs(optimizer, warmup).lr_lambdas[0]
+    expected = [at(step) for step in range(STEPS + 1)]
+    assert our_curve(warmup=warmup, **ours) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("rules", ["1:50,0.1:120,0.01", "0.5", "1:0.25,0.1:0.6,0.01"])
+def test_pieces_are_those_of_diffusers(rules: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    at = get_piecewise_constant_schedule(optimizer, rules.replace("0.25", "50").replace("0.6", "120")).lr_lambdas[0]
+    expected = [at(step) for step in range(STEPS + 1)]
+    assert our_curve(kind="piecewise", step_rules=rules) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("rules", [None, "", "1:50", "1:50,0.1:40,0.01", "a:1,1", "1:0,1", "1:inf,1", "nan", "1:2:3,1"])
+def test_wrong_pieces_are_refused(rules: str | None) -> None:
+    with pytest.raises(ValidationError, match="step_rules"):
+        ScheduleConfig(kind="piecewise", step_rules=rules)
+
+
+@pytest.mark.parametrize("kind", ["inverse_sqrt", "warmup_stable_decay"])
+def test_floors_of_later_kinds_are_their_formula(kind: str) -> None:
+    plain = np.array(our_curve(kind=kind, warmup=20, timescale=7))
+    floored = np.where(np.arange(STEPS + 1) < 20, plain, 0.3 + 0.7 * plain)
+    assert our_curve(kind=kind, warmup=20, timescale=7, end=0.3) == pytest.approx(floored, abs=1e-12)
+
+
 def test_rex_and_floors_are_their_formulas() -> None:
     progress = np.clip((np.arange(STEPS + 1) - 20) / (STEPS - 20), 0.0, 1.0)
     warm = np.arange(STEPS + 1) / 20
@@ -61,7 +130,9 @@ def test_warmup_is_steps_or_a_share(warmup: float, steps: int) -> None:
     assert warmup_steps(ScheduleConfig(warmup=warmup), STEPS) == steps
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "restarts", "polynomial", "rex"])
+@pytest.mark.parametrize(
+    "kind", ["constant", "linear", "cosine", "restarts", "polynomial", "rex", "warmup_stable_decay"]
+)
 def test_every_curve_stays_where_it_ended(kind: str) -> None:
     at = multiplier(ScheduleConfig(kind=kind, end=0.25), STEPS)
     last = {"constant": 1.0, "rex": 0.0}.get(kind, 0.25)

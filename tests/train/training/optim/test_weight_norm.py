@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.train.dataset.test_cache import prepared, quiet, showings
+from trainer.config.lr_schedule import Segment
 from trainer.training.build import build_engine
 from trainer.training.engine import Engine
-from trainer.training.optim.lr_schedule import Segment
 from trainer.training.optim.weight_norm import WeightNormLimit
 
 LIMIT = 0.5

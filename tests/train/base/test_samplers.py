@@ -1,0 +1,97 @@
+"""Every sampler of previews reaches what a perfect model knows, and draws the same image from the same seed."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.base.drawing import SAMPLERS, make_sampler
+from trainer.config.job import PromptConfig, Sampler
+from trainer.training.objective import alphas_cumprod
+
+STOCHASTIC = {"euler_a", "dpmpp_2m_sde_karras", "lcm"}
+BASES = [("epsilon", False), ("v", False), ("v", True)]
+Model = Callable[[Tensor, float, float], Tensor]
+"""The noise in x = signal * image + sigma * noise, from x, signal and sigma."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
+        yield
+
+
+def draw(name: str, steps: int, model: Model, prediction: Any = "epsilon", zero: bool = False, seed: int = 0) -> Tensor:
+    """Sample with a model that knows the noise; the shares of image and noise are from our own float64 table."""
+    sampler = make_sampler(name, prediction, zero_terminal_snr=zero)
+    sampler.set_timesteps(steps)
+    assert len(sampler.timesteps) == PromptConfig(prompt="", sampler=name, steps=steps).evaluations
+    generator = torch.Generator().manual_seed(seed)
+    latents = torch.randn(1, 4, 16, 16, generator=generator, dtype=torch.float64) * sampler.init_noise_sigma
+    table = alphas_cumprod(zero)
+    more = {"generator": generator} if "generator" in inspect.signature(sampler.step).parameters else {}
+    for timestep in sampler.timesteps:
+        noisy = sampler.scale_model_input(latents, timestep).double()
+        # Samplers with timesteps between two of the table's interpolate sigma / signal in its logarithm or linearly.
+        share = float(np.interp(float(timestep), np.arange(1000), table))
+        signal, sigma = math.sqrt(max(share, 2.0**-24)), math.sqrt(1.0 - max(share, 2.0**-24))
+        noise = model(noisy, signal, sigma)
+        output = noise if prediction == "epsilon" else (noise - sigma * noisy) / signal
+        latents = sampler.step(output, timestep, latents, return_dict=False, **more)[0].double()
+    return latents
+
+
+def known_image(value: float) -> Model:
+    return lambda noisy, signal, sigma: (noisy - signal * value) / sigma
+
+
+def test_every_sampler_of_jobs_is_there() -> None:
+    assert set(SAMPLERS) == set(get_args(Sampler))
+
+
+@pytest.mark.parametrize(("prediction", "zero_terminal_snr"), BASES)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_known_image_is_reached(name: str, prediction: str, zero_terminal_snr: bool) -> None:
+    found = draw(name, 20, known_image(0.7), prediction, zero_terminal_snr)
+    rest = 0.15 if name == "ddim" else 0.05  # DDIM ends at timestep 0, where 0.029 of the noise is left
+    torch.testing.assert_close(found, torch.full_like(found, 0.7), rtol=0.0, atol=rest)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "lcm"])
+def test_images_of_a_known_spread_are_drawn(name: str) -> None:
+    """For images N(0, 0.5^2), the noise to expect is sigma x / (sigma^2 + signal^2 0.25); LCM draws in other steps."""
+    spread = 0.5
+    found = draw(name, 100, lambda noisy, signal, sigma: sigma * noisy / (sigma**2 + (signal * spread) ** 2))
+    assert float(found.std()) == pytest.approx(spread, rel=0.06)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_seeds_decide_what_is_drawn(name: str) -> None:
+    model: Model = lambda noisy, signal, sigma: 0.8 * noisy  # noqa: E731
+    first, again, other = (draw(name, 6, model, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("name", ["dpmpp_2m_karras", "dpmpp_2m_sde_karras"])
+def test_karras_sigmas_are_their_formula(name: str) -> None:
+    """Karras et al. 2022, eq. 5 with rho = 7, between the schedule's own extremes."""
+    sampler = make_sampler(name, "epsilon", zero_terminal_snr=False)
+    sampler.set_timesteps(10)
+    shares = alphas_cumprod(False).numpy()
+    low, high = (math.sqrt((1 - share) / share) for share in (shares[0], shares[-1]))
+    ramp = np.linspace(0, 1, 10)
+    expected = (high ** (1 / 7) + ramp * (low ** (1 / 7) - high ** (1 / 7))) ** 7
+    np.testing.assert_allclose(sampler.sigmas.numpy()[:-1], expected, rtol=1e-4)
+
+
+def test_lcm_takes_more_steps_than_its_solver() -> None:
+    found = draw("lcm", 60, known_image(0.3))
+    torch.testing.assert_close(found, torch.full_like(found, 0.3), rtol=0.0, atol=0.05)
