@@ -34,7 +34,7 @@ def multiplier(schedule: ScheduleConfig, steps: int) -> Multiplier:
     Improved Schedule", equation for the sampling rate 1); inverse_sqrt 1 / sqrt(1 + p n / timescale) with n the steps
     after warm-up, and warmup_stable_decay 1 until the last ``decay`` steps, as in transformers' schedules of these
     names; piecewise as in diffusers' get_piecewise_constant_schedule.
-    All but constant, rex and piecewise fall to ``end``, or toward it, instead of 0.
+    All but constant and piecewise fall to ``end``, or toward it, instead of 0.
     """
     run = _Run(schedule, warmup_steps(schedule, steps), steps)
     curve = _CURVES[schedule.kind]
@@ -47,6 +47,15 @@ def multiplier(schedule: ScheduleConfig, steps: int) -> Multiplier:
         return floor + (1.0 - floor) * curve(progress, run)
 
     return at
+
+
+def curve(schedule: ScheduleConfig, steps: int, points: int = 400) -> tuple[list[int], list[float]]:
+    """Return steps of a run, evenly spread over it and ``points`` at most, and the multiplier at each."""
+    last = max(1, steps - 1)
+    count = min(last, points - 1)
+    shown = [round(last * place / count) for place in range(count + 1)]
+    at = multiplier(schedule, steps)
+    return shown, [at(step) for step in shown]
 
 
 def warmup_steps(schedule: ScheduleConfig, steps: int) -> int:

@@ -131,6 +131,13 @@ SCHEDULES: Mapping[str, Method] = {
     "restarts": Method("Cosine with restarts", "Several cosines in a row.", "Loshchilov and Hutter 2017"),
     "polynomial": Method("Polynomial", "Falls as a power of the remaining share of the run.", "diffusers.optimization"),
     "rex": Method("REX", "Falls late in the run.", "Chen et al. 2022"),
+    "inverse_sqrt": Method(
+        "Inverse square root", "Falls with the square root of the steps, ever more slowly.", "transformers.optimization"
+    ),
+    "warmup_stable_decay": Method(
+        "Warmup, stable, decay", "Stays the same until the last part, in which it falls.", "transformers.optimization"
+    ),
+    "piecewise": Method("Piecewise constant", "Factors and the steps where they end.", "diffusers.optimization"),
 }
 """Values of recipe.schedule.kind."""
 

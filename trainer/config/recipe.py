@@ -168,7 +168,7 @@ class ScheduleConfig(Section):
     warmup: int | float = Field(default=0, ge=0, title="LR warmup")
     """Warmup in steps, or as a share of the run if below 1: 100 or 0.05 (kohya: lr_warmup_steps)."""
     end: float = Field(default=0.0, ge=0.0, le=1.0, title="Min LR ratio")
-    """Lowest share of the learning rate (kohya: lr_scheduler_min_lr_ratio); not for constant, rex and piecewise."""
+    """Lowest share of the learning rate (kohya: lr_scheduler_min_lr_ratio); not for constant and piecewise."""
     cycles: int = Field(default=1, ge=1, le=100, title="LR cycles")
     """Number of cosine cycles with kind = "restarts" (kohya: lr_scheduler_num_cycles)."""
     power: float = Field(default=1.0, gt=0.0, le=10.0, title="LR power")
@@ -187,7 +187,7 @@ class ScheduleConfig(Section):
     @property
     def has_end(self) -> bool:
         """Return whether the learning rate falls to ``end``."""
-        return self.kind not in ("constant", "rex", "piecewise")
+        return self.kind not in ("constant", "piecewise")
 
     def pieces(self) -> list[tuple[float, float]]:
         """Return the factors of ``step_rules`` and the step, or share of the run, where each ends; inf for the last.

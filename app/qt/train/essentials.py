@@ -46,7 +46,8 @@ class LengthRow(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._draft: Draft | None = None
-        self._samples: int | None = None
+        self.samples: int | None = None
+        """Number of samples per epoch, or None if unknown."""
         self.number, self.measure, self.words = Line(), ComboBox(), QLabel()
         for key, title in _MEASURES.items():
             self.measure.addItem(translated(title), key)
@@ -68,7 +69,7 @@ class LengthRow(QWidget):
 
     def show_draft(self, draft: Draft | None, samples: int | None) -> None:
         """Show this job's length; `samples` is the number of samples per epoch, or None if unknown."""
-        self._draft, self._samples = draft, samples
+        self._draft, self.samples = draft, samples
         key, value = essentials.stated_length(draft.values) if draft is not None else ("images_seen", None)
         if value is not None:
             self.measure.setCurrentIndex(max(0, self.measure.findData(key)))
@@ -87,8 +88,8 @@ class LengthRow(QWidget):
 
     def _on_measure_activated(self) -> None:
         if self._draft is not None:
-            essentials.change_length_unit(self._draft, self.measure.currentData(), self._samples)
-            self.show_draft(self._draft, self._samples)
+            essentials.change_length_unit(self._draft, self.measure.currentData(), self.samples)
+            self.show_draft(self._draft, self.samples)
 
 
 class OutputRow(QWidget):

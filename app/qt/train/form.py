@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QCoreApplication, QEvent, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence
@@ -28,6 +28,9 @@ from app.core.words import sentence_of
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_tip, retain_size, set_message
 
+if TYPE_CHECKING:
+    from app.qt.train.schedule_chart import ScheduleChart
+
 _WINDOW_SHORTCUTS = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 _YES_NO = {True: QT_TRANSLATE_NOOP("Train", "yes"), False: QT_TRANSLATE_NOOP("Train", "no")}
 _AUTOMATIC = QT_TRANSLATE_NOOP("Train", "automatic")
@@ -37,6 +40,7 @@ WIDTH = 190
 """Width of a value's editor, in logical pixels."""
 _ESSENTIAL = ("name", "base.model")
 """Keys that the page shows above the form."""
+_SCHEDULE = "recipe.schedule"
 _BATCH = 8
 """Number of rows created per event loop turn, which takes about 15 ms."""
 
@@ -273,6 +277,7 @@ class SettingsForm(QWidget):
         self.nothing = QLabel()
         self._groups: list[_Group] = []
         self._draft: Draft | None = None
+        self._samples: int | None = None
         self._waiting = _batches()
         self._words: list[str] = []
         self._column = QVBoxLayout(self)
@@ -283,12 +288,17 @@ class SettingsForm(QWidget):
         self.nothing.hide()
         self._column.addWidget(self.nothing)
 
-    def show_draft(self, draft: Draft | None) -> None:
-        """Show this job's values, now and in rows that are created later."""
-        self._draft = draft
-        for row in self.rows.values():
-            if draft is not None:
+    def show_draft(self, draft: Draft | None, samples: int | None) -> None:
+        """Show this job's values, now and in rows that are created later.
+
+        `samples` is the number of samples per epoch, or None if unknown.
+        """
+        self._draft, self._samples = draft, samples
+        if draft is not None:
+            for row in self.rows.values():
                 row.show_draft(draft)
+            for group in self._groups:
+                group.show_chart(draft, samples)
         self._filter()
 
     def search(self, text: str) -> None:
@@ -320,6 +330,8 @@ class SettingsForm(QWidget):
             row.reverted.connect(self._on_reverted)
             if self._draft is not None:
                 row.show_draft(self._draft)
+        if self._draft is not None:
+            self._groups[-1].show_chart(self._draft, self._samples)
         self._filter()
 
     def _on_edited(self, key: str, value: object, typing: bool) -> None:
@@ -347,6 +359,8 @@ class _Group(QWidget):
         super().__init__()
         self.table = table
         self.rows: list[SettingRow] = []
+        self.chart: ScheduleChart | None = None
+        """Chart of the learning rate in the group of its schedule."""
         heading, words = QLabel(title_of(table)), QLabel(tables().get(table, ""))
         heading.setProperty("role", "heading")
         words.setProperty("role", "muted")
@@ -366,6 +380,17 @@ class _Group(QWidget):
             self._column.addWidget(row)
         self.rows += rows
         return rows
+
+    def show_chart(self, draft: Draft, samples: int | None) -> None:
+        """Draw the learning rate above the settings of its schedule; do nothing in other groups."""
+        if self.table != _SCHEDULE:
+            return
+        if self.chart is None:
+            from app.qt.train.schedule_chart import ScheduleChart  # imports numpy
+
+            self.chart = ScheduleChart()
+            self._column.insertWidget(self._column.indexOf(self.rows[0]), self.chart)
+        self.chart.show_draft(draft, samples)
 
     def filter(self, wanted: list[str], kind: str) -> bool:
         """Show only rows that match `wanted` and suit the optimizer `kind`; return whether there are any."""

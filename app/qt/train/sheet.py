@@ -80,7 +80,7 @@ class JobSheet(QScrollArea):
         if draft.file.unsaved:
             self.show_unsaved() if draft.file.error else self.state.setText(self.tr("Saving…"))
         if self.all.isChecked():
-            self.form.show_draft(draft)
+            self.form.show_draft(draft, self.essentials.length.samples)
         self._show_differences(draft)
 
     def show_saved(self) -> None:
@@ -119,7 +119,7 @@ class JobSheet(QScrollArea):
         set_icon(self.all, "down" if on else "right")
         self.form.setVisible(on)
         if on:
-            self.form.show_draft(self._draft)
+            self.form.show_draft(self._draft, self.essentials.length.samples)
             self.form.begin()
 
     def _on_search_changed(self, text: str) -> None:

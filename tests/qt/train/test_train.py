@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import threading
 import time
@@ -165,6 +166,24 @@ def test_undo_names_a_change_as_the_page_does(page: TrainPage, window: Window, q
     for key, (value, words) in named.items():
         page.draft.set(key, value)
         qtbot.waitUntil(lambda words=words: window.commands["edit.undo"].text() == words)
+
+
+def test_the_schedule_is_drawn_beside_its_settings(page: TrainPage, qtbot: QtBot) -> None:
+    """The chart's points are those of transformers' schedule times the rate, and follow what is edited."""
+    assert page.draft is not None
+    for key, value in {"learning_rate": 2e-4, "steps": 300, "schedule.kind": "cosine", "schedule.warmup": 30}.items():
+        page.draft.set(f"recipe.{key}", value)
+    row = row_of(page, "recipe.schedule.kind")
+    (group,) = {found for found in page.sheet.form._groups if row in found.rows}
+    assert group.chart is not None
+    qtbot.waitUntil(lambda: len(group.chart.chart.drawing.lines[0].values) == 300)
+    (line,) = group.chart.chart.drawing.lines
+    steps = range(300)
+    waves = [(1.0 + math.cos(math.pi * (step - 30) / 270)) / 2.0 for step in steps]
+    assert list(line.values) == pytest.approx([2e-4 * (s / 30 if s < 30 else wave) for s, wave in enumerate(waves)])
+    assert "2e-4" in group.chart.chart.plot.accessibleDescription()
+    page.draft.set("recipe.schedule.kind", "constant")
+    qtbot.waitUntil(lambda: group.chart.chart.drawing.lines[0].values[-1] == 2e-4)
 
 
 def test_the_search_finds_settings_by_name_key_and_help(page: TrainPage, qtbot: QtBot) -> None:

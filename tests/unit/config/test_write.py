@@ -70,7 +70,8 @@ def test_comments_stand_above_what_they_explain_and_are_short() -> None:
     commented = dump_job(minimal(), comments=True)
     assert "# The base model.\n[base]\n" in commented
     unwrapped = commented.replace("\n# ", " ")
-    assert " One of constant, linear, cosine, restarts, polynomial, rex.\nkind = " in unwrapped
+    assert " One of constant, linear, cosine, restarts, polynomial, rex, inverse_sqrt, " in unwrapped
+    assert " piecewise.\nkind = " in unwrapped
     assert max(map(len, commented.splitlines())) <= 120
     lines = commented.splitlines()
     bare = [line for line in lines if line and not line.startswith("#")]

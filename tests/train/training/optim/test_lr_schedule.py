@@ -118,6 +118,8 @@ def test_rex_and_floors_are_their_formulas() -> None:
     warm = np.arange(STEPS + 1) / 20
     rex = np.where(warm < 1.0, warm, (1.0 - progress) / (0.5 + 0.5 * (1.0 - progress)))
     assert our_curve(kind="rex", warmup=20) == pytest.approx(rex, abs=1e-12)
+    floored = np.where(warm < 1.0, warm, 0.2 + 0.8 * rex)
+    assert our_curve(kind="rex", warmup=20, end=0.2) == pytest.approx(floored, abs=1e-12)
     cosine = np.where(warm < 1.0, warm, 0.1 + 0.9 * (1.0 + np.cos(np.pi * progress)) / 2.0)
     assert our_curve(kind="cosine", warmup=20, end=0.1) == pytest.approx(cosine, abs=1e-12)
     sawtooth = 0.1 + 0.9 * (1.0 + np.cos(np.pi * (2.0 * progress % 1.0))) / 2.0
@@ -135,7 +137,7 @@ def test_warmup_is_steps_or_a_share(warmup: float, steps: int) -> None:
 )
 def test_every_curve_stays_where_it_ended(kind: str) -> None:
     at = multiplier(ScheduleConfig(kind=kind, end=0.25), STEPS)
-    last = {"constant": 1.0, "rex": 0.0}.get(kind, 0.25)
+    last = 1.0 if kind == "constant" else 0.25
     assert [at(STEPS), at(STEPS + 1), at(10 * STEPS)] == [last] * 3
 
 
