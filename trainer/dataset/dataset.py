@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +32,8 @@ from trainer.dataset.sampling import (
 )
 from trainer.errors import DatasetError
 from trainer.files.tokens import ClipTokens
-from trainer.protocol.files import write_text
-from trainer.protocol.reading import UnusableFileError, decoded, parse_json, read_text, reason_of
+from trainer.protocol.files import staged
+from trainer.protocol.reading import UnusableFileError, decoded, open_file, parse_json, reason_of
 from trainer.protocol.records import build, renamed, to_record
 
 _ENDINGS = {
@@ -51,6 +52,8 @@ _ENLARGED = 1.02
 _SMALL_BUCKET = 0.5
 AUTO_SHARE = 0.05
 _AUTO_LEAST = 40
+INSPECTED_AT_ONCE = 4096
+"""Image files whose facts are in memory at the same time; decoders are started again after as many."""
 _KINDS = {"train": "for training", "regularization": "for regularization", "validation": "held out for validation"}
 
 
@@ -79,19 +82,33 @@ def file_findings(path: Path, facts: ImageFacts) -> list[str]:
 class DatasetBuilder:
     """Builder that turns candidates into image records, and adds findings about each image to the scan."""
 
-    def __init__(
-        self, dataset: DatasetConfig, recipe: RecipeConfig, inspected: Mapping[Path, Inspection], scan: Scan
-    ) -> None:
+    def __init__(self, dataset: DatasetConfig, recipe: RecipeConfig, scan: Scan) -> None:
         self._dataset = dataset
         self._recipe = recipe
-        self._inspected = inspected
         self._scan = scan
+        self._inspected: Mapping[Path, Inspection] = {}
         # With "auto" and no mask in the dataset, masks are not wanted, so none is reported as missing.
         wanted = dataset.masks in ("files", "alpha")
         self._masks_wanted = wanted or any(candidate.mask_path for candidate in scan.candidates)
 
-    def image(self, candidate: ImageFile) -> tuple[ImageRecord, ImageFacts] | None:
-        """Return the record of a candidate and the facts about its file; None if the image must be left out."""
+    def images(self, progress: Progress | None) -> Iterator[tuple[ImageRecord, bytes]]:
+        """Inspect all candidates and yield the record and the fingerprint of each image that can be used.
+
+        They are inspected in parts, because the facts about a file take more memory than what is kept of them.
+        """
+        candidates, limit, done = self._scan.candidates, self._dataset.max_megapixels, 0
+        total = len(candidates) + sum(candidate.mask_path is not None for candidate in candidates)
+        report = progress and (lambda count, _: progress(done + count, total))
+        for start in range(0, len(candidates), INSPECTED_AT_ONCE):
+            part = candidates[start : start + INSPECTED_AT_ONCE]
+            masks = [candidate.mask_path for candidate in part if candidate.mask_path]
+            paths = [*(candidate.path for candidate in part), *masks]
+            self._inspected = inspect_images(paths, limit, report)
+            done += len(paths)
+            yield from (made for candidate in part if (made := self._image(candidate)))
+
+    def _image(self, candidate: ImageFile) -> tuple[ImageRecord, bytes] | None:
+        """Return the record and the fingerprint of a candidate; None if the image must be left out."""
         facts = self._sound(candidate.path)
         if facts is None:
             return None
@@ -120,7 +137,7 @@ class DatasetBuilder:
             crop=candidate.crop,
             bucket=bucket,
         )
-        return record, facts
+        return record, bytes.fromhex(facts.fingerprint)
 
     def _sound(self, path: Path) -> ImageFacts | None:
         found = self._inspected[path]
@@ -230,14 +247,14 @@ def read_dataset(
     raised only for folders that are missing, unreadable or without images, and for damaged impasto.jsonl files.
     """
     scan = scan_folders(dataset, imported or {})
-    masks = [candidate.mask_path for candidate in scan.candidates if candidate.mask_path]
-    inspected = inspect_images(
-        [*(candidate.path for candidate in scan.candidates), *masks], dataset.max_megapixels, progress
-    )
-    builder = DatasetBuilder(dataset, recipe, inspected, scan)
-    made = [made for candidate in scan.candidates if (made := builder.image(candidate))]
-    images = [image for image, _ in made]
-    groups = alike([bytes.fromhex(facts.fingerprint) for _, facts in made])
+    images: list[ImageRecord] = []
+    fingerprints: list[bytes] = []
+    for image, fingerprint in DatasetBuilder(dataset, recipe, scan).images(progress):
+        images.append(image)
+        fingerprints.append(fingerprint)
+    scan.candidates.clear()  # all these are dropped as soon as possible, since each takes memory for every image
+    groups = alike(fingerprints)
+    del fingerprints
     record_image_findings(images, groups, recipe, scan)
     split = _hold_out(images, groups, dataset)
     return Dataset(tuple(split), by_severity([*scan.findings, *word_marks(scan.marks)]))
@@ -258,18 +275,19 @@ def _hold_out(
 
 
 def write_listing(path: Path, images: Iterable[ImageRecord]) -> None:
-    """Write the listing of ``images`` atomically."""
-    write_text(path, "".join(_line(image) + "\n" for image in images))
+    """Write the listing of ``images`` atomically, line by line: all lines take more memory than the images."""
+    with staged(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(_line(image) + "\n" for image in images)
 
 
 def read_listing(path: Path) -> tuple[ImageRecord, ...]:
-    """Return the images in a listing exactly as they were written.
+    """Return the images in a listing exactly as they were written; its text is read line by line, like `write_listing`.
 
     Raises DatasetError if the file is missing or damaged.
     """
     try:
-        lines = read_text(path, "listing").split("\n")
-        return tuple(decoded(parse_json(line, path), _image, path) for line in lines if line)
+        with open_file(path, "listing") as file:
+            return tuple(decoded(parse_json(line, path), _image, path) for line in file if line.strip())
     except (OSError, UnusableFileError) as fault:
         raise DatasetError(
             "listing.damaged",
@@ -291,8 +309,18 @@ def _image(facts: Mapping[str, Any]) -> ImageRecord:
         "mask_path": None if mask_path is None else Path(mask_path),
         "crop": None if crop is None else tuple(crop),
         "bucket": tuple(facts["bucket"]),
+        "kind": renamed(facts["kind"], "dataset.folders.kind"),
     }
-    return build(ImageRecord, {**facts, **typed, "kind": renamed(facts["kind"], "dataset.folders.kind")})
+    values = {**facts, **typed}
+    # Every line would have its own copies of these values, which would take as much memory as the rest of the record.
+    shared = {key: _shared(values[key]) for key in ("kind", "trigger", "class_words", "mask", "bucket")}
+    return build(ImageRecord, {**values, **shared})
+
+
+@lru_cache(maxsize=4096)
+def _shared(value: Hashable) -> Hashable:
+    """Return the same object for equal values."""
+    return value
 
 
 def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = False) -> list[str]:

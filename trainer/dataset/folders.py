@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -151,25 +151,29 @@ def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Importe
         _mark_strays(directory, scan)
 
 
-def _directories(root: Path, recursive: bool, links: Links) -> list[tuple[Path, list[Path]]]:
-    """Return the directories that contain the folder's images, each with its files sorted by name.
+def _directories(root: Path, recursive: bool, links: Links) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield the directories that contain the folder's images, each with its files sorted by name.
 
-    If a folder has no images but kohya-style subfolders, such as 10_cat, the images are read from these.
+    If a folder has no images but kohya-style subfolders, such as 10_cat, the images are read from these. Directories
+    are listed one by one: the paths of all files together take much more memory than the images' records.
     """
     if recursive:
         walked = [Path(path) for path, _, _ in os.walk(root, onerror=_refuse)]
         # os.walk follows Windows junctions on Python 3.11.
         visible = [folder for folder in sorted(walked) if not _hidden(folder, root) and links.allow(folder)]
-        listed = [(folder, _files(folder, links)) for folder in visible]
     else:
-        listed = [(root, _files(root, links))]
-        if not any(is_image(file) for file in listed[0][1]):
+        visible = [root]
+        if not any(is_image(file) for file in _files(root, links)):
             named = [folder for folder in _subfolders(root) if _KOHYA_NAME.fullmatch(folder.name)]
-            listed = [(folder, _files(folder, links)) for folder in named if links.allow(folder)]
-    filled = [(folder, files) for folder, files in listed if any(is_image(file) for file in files)]
-    if not filled:
+            visible = [folder for folder in named if links.allow(folder)]
+    empty = True
+    for folder in visible:
+        files = _files(folder, links)
+        if any(is_image(file) for file in files):
+            empty = False
+            yield folder, files
+    if empty:
         raise _no_images(root)
-    return filled
 
 
 def _files(folder: Path, links: Links) -> list[Path]:

@@ -14,6 +14,7 @@ from tests.support.tiny import tiny_base
 from tests.train.memory.forecast.test_cache_shards import job_of
 from trainer.base.source import BaseSource, open_base
 from trainer.config.base import BaseConfig
+from trainer.dataset.dataset import read_listing, write_listing
 from trainer.dataset.image import ImageRecord
 from trainer.training.data import batches
 from trainer.training.data.batches import BatchSchedule
@@ -71,3 +72,18 @@ def test_an_epoch_takes_few_bytes_for_each_sample(source: BaseSource, tmp_path: 
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert len(first) == len(second) and held < 200 * count
+
+
+def test_a_listing_is_written_and_read_line_by_line(tmp_path: Path) -> None:
+    """Held together, the lines take several hundred bytes for each image more, and so do copies of equal values."""
+    count, path = 3000, tmp_path / "dataset.jsonl"
+    images = images_of(count)
+    tracemalloc.start()
+    write_listing(path, images)
+    written = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert written < 100 * count
+    found: list[ImageRecord] = []
+    assert peak_of(lambda: found.extend(read_listing(path))) < 900 * count
+    assert found == images
+    assert len({id(image.bucket) for image in found}) == 1
