@@ -305,6 +305,8 @@ def _later_settings(objective: ObjectiveConfig) -> dict[str, object]:
         values["ss_huber_c"] = objective.huber_c
     if objective.noise_offset_random_strength:
         values["ss_noise_offset_random_strength"] = True
+    if objective.input_perturbation_random_strength:
+        values["ss_ip_noise_gamma_random_strength"] = True
     if objective.adaptive_noise_scale:
         values["ss_adaptive_noise_scale"] = objective.adaptive_noise_scale
     return values

@@ -74,6 +74,8 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
         yield at + "objective.huber_scale", objective, by_snr, 'huber_schedule = "snr" does not use it'
     for key in ("noise_offset_random_strength", "adaptive_noise_scale"):
         yield f"{at}objective.{key}", objective, not objective.noise_offset, "the noise offset is 0 (noise_offset)"
+    exact = not objective.input_perturbation
+    yield at + "objective.input_perturbation_random_strength", objective, exact, "the input perturbation is 0"
     yield from _timestep_bias_without_effect(objective)
     predicted = job.base.prediction
     yield at + "objective.scale_v_pred_loss", objective, predicted == "epsilon", 'base.prediction is "epsilon"'

@@ -98,6 +98,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.objective.multires_discount": ("multires_noise_discount",),
     "recipe.objective.multires_iterations": ("multires_noise_iterations",),
     "recipe.objective.input_perturbation": ("ip_noise_gamma", "perturbation_noise_weight"),
+    "recipe.objective.input_perturbation_random_strength": ("ip_noise_gamma_random_strength",),
     "recipe.objective.prior_weight": ("prior_loss_weight",),
     "recipe.objective.unmasked_weight": ("unmasked_probability",),
     "recipe.objective.timesteps": ("timestep_sampling", "timestep_distribution", "weighting_scheme"),

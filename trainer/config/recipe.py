@@ -72,6 +72,8 @@ class ObjectiveConfig(Section):
     """Number of coarse noise levels (kohya: multires_noise_iterations); typically 6 to 10."""
     input_perturbation: float = Field(default=0.0, ge=0.0, le=1.0)
     """Extra noise on the input but not in the target (kohya: ip_noise_gamma); typically 0.05 to 0.1; 0: off."""
+    input_perturbation_random_strength: bool | None = Field(default=None, title="Random input perturbation")
+    """Draw the strength of each extra noise (kohya: ip_noise_gamma_random_strength); default: off."""
     prior_weight: float = Field(default=1.0, ge=0.0, le=100.0, title="Prior loss weight")
     """Loss weight of regularization images (kohya: prior_loss_weight)."""
     unmasked_weight: float = Field(default=0.1, ge=0.0, le=1.0)

@@ -127,6 +127,7 @@ def test_kohyas_keys_of_loss_and_noise_give_the_same_objective() -> None:
     objective = {
         "loss": "smooth_l1", "huber_c": 0.2, "huber_schedule": "exponential", "huber_scale": 1.5,
         "noise_offset": 0.05, "noise_offset_random_strength": True, "adaptive_noise_scale": 0.01,
+        "input_perturbation": 0.1, "input_perturbation_random_strength": True,
     }  # fmt: skip
     recipe = RecipeConfig.model_validate({"steps": 1000, "resolution": 1024, "objective": objective})
     found = metadata(facts(recipe=recipe))

@@ -90,6 +90,24 @@ def test_each_picture_is_drawn_from_its_own_streams(tmp_path: Path) -> None:
     assert batch.tokens is None
 
 
+def test_strengths_of_noise_belong_to_each_picture(tmp_path: Path) -> None:
+    """The offset follows the picture's own latents; random strengths come after the noise from the same stream."""
+    strengths = ("noise_offset=0.1", "adaptive_noise_scale=0.5", "input_perturbation_random_strength=true")
+    job, samples, parts = prepare(tmp_path, *(f"recipe.objective.{strength}" for strength in strengths))
+    batch = parts.collator.assemble(samples, 8)
+    assert batch.input_noise is not None
+    for place, sample in enumerate(samples):
+        stream = generator(job.recipe.seed, "noise", epoch=3, sample=sample.image.id, repeat=1)
+        plain, shift = (stream.standard_normal(shape, dtype=np.float32) for shape in ((4, 8, 8), (4, 1, 1)))
+        offset = 0.1 + 0.5 * batch.latents[place].mean(dim=(1, 2), keepdim=True).abs().numpy()
+        np.testing.assert_allclose(batch.noise[place].numpy(), plain + offset * shift, atol=1e-5)
+        stream = generator(job.recipe.seed, "perturbation", epoch=3, sample=sample.image.id, repeat=1)
+        extra = stream.standard_normal((4, 8, 8), dtype=np.float32)
+        strength = 0.1 * stream.random(dtype=np.float32)
+        added = (batch.input_noise[place] - batch.noise[place]).numpy()
+        np.testing.assert_allclose(added, strength * extra, atol=1e-6)
+
+
 def test_a_mask_is_the_mean_of_what_a_latent_pixel_covers(tmp_path: Path) -> None:
     _, samples, parts = prepare(tmp_path, "recipe.images.crop=center")
     (masked,) = (sample for sample in samples if sample.image.mask_path)

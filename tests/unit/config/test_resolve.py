@@ -58,6 +58,7 @@ MEANS_SOMETHING_ABSENT = {
             "v_pred_like_loss",
             "noise_offset_random_strength",
             "adaptive_noise_scale",
+            "input_perturbation_random_strength",
             "timestep_bias",
             "timestep_bias_multiplier",
             "timestep_bias_portion",

@@ -35,7 +35,6 @@ _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "ss_caption_dropout_every_n_epochs": ("0",),
     "ss_face_crop_aug_range": (),
     "ss_color_aug": ("False",),
-    "ss_ip_noise_gamma_random_strength": ("False",),
     "ss_full_fp16": ("False",),
     "ss_fp8_base": ("False",),
     "ss_fp8_base_unet": ("False",),
@@ -270,8 +269,9 @@ def _images(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None
 def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
     """Convert loss, min-SNR and multires noise, for which 0 means off."""
     mapped.set("objective.min_snr_gamma", _number(values.get("ss_min_snr_gamma")) or None)
-    is_random = values.get("ss_noise_offset_random_strength") == "True"
-    mapped.set("objective.noise_offset_random_strength", is_random or None)
+    for kohya, ours in (("noise_offset", "noise_offset"), ("ip_noise_gamma", "input_perturbation")):
+        is_random = values.get(f"ss_{kohya}_random_strength") == "True"
+        mapped.set(f"objective.{ours}_random_strength", is_random or None)
     mapped.set("objective.adaptive_noise_scale", _number(values.get("ss_adaptive_noise_scale")) or None)
     levels = _whole(values.get("ss_multires_noise_iterations"))
     if levels:

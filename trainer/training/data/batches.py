@@ -218,15 +218,27 @@ class Collator:
 
     def _perturbed(self, samples: Sequence[Sample], noise: Sequence[np.ndarray]) -> Tensor | None:
         """Return the noise to add to the input for input perturbation (Ning et al. 2023), or None if it is off."""
-        strength = np.float32(self.job.recipe.objective.input_perturbation)
-        if not strength:
+        if not self.job.recipe.objective.input_perturbation:
             return None
-        # From a stream of its own: switching perturbation on or off changes no other random number of the run.
-        perturbed = [
-            base + strength * self.stream(sample, "perturbation").standard_normal(base.shape, dtype=np.float32)
-            for sample, base in zip(samples, noise, strict=True)
-        ]
+        perturbed = [self._perturbed_image(sample, base) for sample, base in zip(samples, noise, strict=True)]
         return torch.from_numpy(np.stack(perturbed))
+
+    def _perturbed_image(self, sample: Sample, noise: np.ndarray) -> np.ndarray:
+        """Return an image's noise plus the extra noise, whose strength may be uniform from 0 to the perturbation.
+
+        sd-scripts draws the strength once for the batch.
+        """
+        objective = self.job.recipe.objective
+        # From a stream of its own: switching perturbation on or off changes no other random number of the run.
+        stream = self.stream(sample, "perturbation")
+        strength, extra = (
+            np.float32(objective.input_perturbation),
+            stream.standard_normal(noise.shape, dtype=np.float32),
+        )
+        if objective.input_perturbation_random_strength:
+            strength *= stream.random(dtype=np.float32)
+        perturbed: np.ndarray = noise + strength * extra
+        return perturbed
 
     def _tokens(self, samples: Sequence[Sample]) -> tuple[Tensor, ...] | None:
         if not self.live_text:

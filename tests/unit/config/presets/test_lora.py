@@ -228,6 +228,9 @@ def test_optimizers_are_told_by_their_class(text: str, expected: dict[str, Any] 
         ("constant_with_warmup", "100", {"kind": "constant", "warmup": 100}),
         ("cosine", "0.05", {"kind": "cosine", "warmup": 0.05}),
         ("cosine", "None", {"kind": "cosine"}),
+        ("cosine_with_min_lr", "10", {"kind": "cosine", "warmup": 10}),
+        ("inverse_sqrt", "100", {"kind": "inverse_sqrt", "warmup": 100}),
+        ("warmup_stable_decay", "0.1", {"kind": "warmup_stable_decay", "warmup": 0.1}),
         ("piecewise_constant", "0", None),
     ],
 )
