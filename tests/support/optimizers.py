@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from trainer.config.optimizer import OPTIMIZERS, OptimizerSection
 
 NAMES = tuple(OPTIMIZERS)
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "adafactor": {"beta1": 0.9, "scale_parameter": True},
-    "prodigy": {"d_coef": 20.0},  # its estimate grows within few steps
+    # Their estimates grow within few steps.
+    "dadapt_adam": {"d0": 1e-4},
+    "prodigy": {"d_coef": 20.0},
+    "prodigy_plus_schedulefree": {"d_coef": 20.0},
     "schedulefree": {"warmup_steps": 2},
 }
 """Arguments that differ from the defaults."""
@@ -18,8 +23,13 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 # Values that no optimizer has as a default.
 _OTHER_VALUES: Mapping[str, Any] = {
     "beta1": 0.8, "beta2": 0.97, "beta3": 0.98, "eps": 1e-7, "weight_decay": 0.02, "warmup_steps": 9, "d_coef": 0.9,
-    "d0": 1e-5, "growth_rate": 1.02,
+    "d0": 1e-5, "growth_rate": 1.02, "clip_threshold": 0.9,
 }  # fmt: skip
+
+
+def quick(*names: str) -> list[Any]:
+    """Return every optimizer as a parameter of a test that takes seconds: all but these are marked slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
 def config_of(name: str, **arguments: Any) -> OptimizerSection:

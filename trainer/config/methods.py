@@ -48,6 +48,14 @@ class StepWork(NamedTuple):
     """Bytes read and written per number, gradient clipping included."""
 
 
+class HostReads(NamedTuple):
+    """Numbers that the host reads from the device, each of which makes it wait."""
+
+    per_weight: int = 0
+    per_group: int = 0
+    per_step: int = 0
+
+
 StateLayout = Callable[[Any, MasterWeight], list[int]]
 """Returns the bytes of each tensor of state that an optimizer with a config keeps on the GPU for a weight."""
 
@@ -80,14 +88,18 @@ class OptimizerMethod(Method):
     """Bytes of further tensors that it keeps once for all weights."""
     work: StepWork
     """Work of a step."""
-    copies_weights: bool = False
-    """Whether a step allocates as much as all weights at once, not only as much as the largest."""
-    reads: int = 0
-    """Numbers that the host reads from the device per weight in a step with default arguments."""
+    copies: float = 0.0
+    """How often a step copies all weights at once; 0: only the largest one at a time."""
+    first_moves: bool = True
+    """Whether the first step already moves the weights and copies them for that."""
+    reads: HostReads = field(default_factory=HostReads)
+    """Numbers that the host reads from the device in a step after the first, with default arguments."""
     reads_note: str = ""
     """What else makes the host wait for the device."""
     finds_rate: bool = False
-    """Whether it finds one learning rate for all weights, which the configured rates multiply."""
+    """Whether it finds the learning rate, which the configured rates multiply."""
+    one_rate: bool = False
+    """Whether all weights must have the same configured rate."""
     averages: bool = False
     """Whether validation, previews and exports use averages of the weights that it trains (Schedule-Free)."""
     class_defaults: Mapping[str, Any] = field(default_factory=dict)

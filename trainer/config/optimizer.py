@@ -10,6 +10,7 @@ from pydantic import Field
 from trainer.config.methods import (
     FP32,
     QUANTIZATION_MAP_BYTES,
+    HostReads,
     MasterWeight,
     OptimizerMethod,
     StepWork,
@@ -219,6 +220,106 @@ class AdafactorConfig(OptimizerSection):
             yield "warmup_init", "requires relative_step = true"
 
 
+def _came_state(_: CameConfig, weight: MasterWeight) -> list[int]:
+    """Return the momentum, averages of squared gradients and residuals over each dimension, and the RMS."""
+    averages = [FP32 * numbers for numbers in weight.averages]
+    return [FP32 * weight.numbers, *averages, *averages, FP32]
+
+
+class CameConfig(OptimizerSection):
+    """CAME: half of AdamW's memory; slows down where updates are unsure."""
+
+    method = OptimizerMethod(
+        title="CAME",
+        purpose="About half of AdamW's state: Adafactor with momentum and a measure of confidence.",
+        source="pytorch_optimizer.CAME; Luo et al. 2023",
+        library="pytorch-optimizer",
+        layout=_came_state,
+        work=StepWork(39, 7, 182.0),
+        class_defaults={"weight_decay": 0.0},
+    )
+    name: Literal["came"] = "came"
+    """CAME, from pytorch-optimizer."""
+    beta1: Beta = 0.9
+    """Momentum: decay rate of the update average; typically 0.9."""
+    beta2: Beta = 0.999
+    """Decay rate of the squared gradient averages; typically 0.999."""
+    beta3: Beta = 0.9999
+    """Decay rate of the averages of how far updates differ from the momentum; typically 0.9999."""
+    clip_threshold: float = Field(default=1.0, gt=0.0)
+    """Updates whose root mean square is above this threshold are scaled down to it."""
+    weight_decay: WeightDecay = 0.01
+    """Weight decay; typically 0.01."""
+
+
+class AdoptConfig(_AdamLike):
+    """ADOPT: Adam that converges with any beta2."""
+
+    method = OptimizerMethod(
+        title="ADOPT",
+        purpose="Adam that converges with any beta2; its first step only measures gradients.",
+        source="pytorch_optimizer.ADOPT; Taniguchi et al. 2024",
+        library="pytorch-optimizer",
+        layout=whole(2),
+        work=StepWork(0, 17, 82.0),
+        copies=2.0,
+        first_moves=False,
+        class_defaults={"weight_decay": 0.0},
+    )
+    name: Literal["adopt"] = "adopt"
+    """ADOPT, from pytorch-optimizer."""
+    beta2: Beta = 0.9999
+    """Decay rate of the squared gradient average; typically 0.9999."""
+    eps: Epsilon = 1e-6
+    """Epsilon: the smallest divisor of a gradient; typically 1e-6."""
+
+
+class StableAdamWConfig(_AdamLike):
+    """StableAdamW: AdamW without loss spikes."""
+
+    method = OptimizerMethod(
+        title="StableAdamW",
+        purpose="AdamW with Adafactor's clipping of updates, against loss spikes.",
+        source="pytorch_optimizer.StableAdamW; Wortsman et al. 2023",
+        library="pytorch-optimizer",
+        layout=whole(2),
+        work=StepWork(10, 15, 102.0),
+        copies=1.0,
+    )
+    name: Literal["stableadamw"] = "stableadamw"
+    """StableAdamW, from pytorch-optimizer."""
+    beta2: Beta = 0.99
+    """Decay rate of the squared gradient average; typically 0.99."""
+
+
+class DAdaptAdamConfig(_AdamLike):
+    """D-Adaptation Adam: finds the learning rate itself; set all learning rates to 1.0."""
+
+    method = OptimizerMethod(
+        title="D-Adaptation Adam",
+        purpose="Finds the learning rate itself; the predecessor of Prodigy. Set all learning rates to 1.0.",
+        source="pytorch_optimizer.DAdaptAdam; Defazio and Mishchenko 2023",
+        names=("dadaptadam", "dadaptation", "dadapt"),
+        library="pytorch-optimizer",
+        layout=whole(3),
+        work=StepWork(6, 23, 126.0),
+        copies=1.0,
+        reads=HostReads(per_step=2),
+        finds_rate=True,
+        one_rate=True,
+        class_defaults={"weight_decay": 0.0},
+        argument_names={"use_bias_correction": "bias_correction"},
+    )
+    name: Literal["dadapt_adam"] = "dadapt_adam"
+    """D-Adaptation Adam, from pytorch-optimizer."""
+    d0: float = Field(default=1e-6, gt=0.0, le=1.0)
+    """Initial estimate of the step size; typically 1e-6."""
+    growth_rate: float = Field(default=float("1e30"), gt=1.0)
+    """Largest factor by which the estimate may grow per step; 1e30 is unlimited."""
+    bias_correction: bool = False
+    """Use Adam's bias correction in the first steps (kohya: use_bias_correction)."""
+
+
 def _prodigy_state(_: ProdigyConfig, weight: MasterWeight) -> list[int]:
     first_value = FP32 if weight.starts_at_zero else FP32 * weight.numbers
     return [*(3 * [FP32 * weight.numbers]), first_value]
@@ -234,9 +335,10 @@ class ProdigyConfig(OptimizerSection):
         library="prodigyopt",
         layout=_prodigy_state,
         work=StepWork(14, 7, 152.0),
-        reads=2,
+        reads=HostReads(per_weight=2),
         reads_note="once, in the first step, whether a tensor is all zeros",
         finds_rate=True,
+        one_rate=True,
         class_defaults={"weight_decay": 0.0, "safeguard_warmup": False, "bias_correction": False},
         argument_names={"use_bias_correction": "bias_correction"},
     )
@@ -271,7 +373,7 @@ class ScheduleFreeConfig(OptimizerSection):
         library="schedulefree",
         layout=whole(2),
         work=StepWork(0, 17, 86.0),
-        copies_weights=True,
+        copies=1.0,
         averages=True,
         class_defaults={"weight_decay": 0.0},
     )
@@ -303,6 +405,92 @@ class ScheduleFreeConfig(OptimizerSection):
             yield "beta1", "must be above 0, or there are no averaged weights to export"
 
 
+class RAdamScheduleFreeConfig(OptimizerSection):
+    """Schedule-Free RAdam: needs neither a learning rate schedule nor warmup; set it to constant."""
+
+    method = OptimizerMethod(
+        title="Schedule-Free RAdam",
+        purpose="Schedule-Free AdamW that warms up by itself; needs a constant schedule.",
+        source="schedulefree.RAdamScheduleFree; Defazio et al. 2024, Liu et al. 2020",
+        names=("radamschedulefree", "radam_schedule_free"),
+        library="schedulefree",
+        layout=whole(2),
+        work=StepWork(0, 17, 86.0),
+        copies=1.0,
+        first_moves=False,
+        averages=True,
+        class_defaults={"weight_decay": 0.0},
+    )
+    name: Literal["radam_schedulefree"] = "radam_schedulefree"
+    """Schedule-Free RAdam, from schedulefree."""
+    beta1: Beta = 0.9
+    """Interpolation between the latest and the averaged weights; typically 0.9."""
+    beta2: Beta = 0.999
+    """Decay rate of the squared gradient average; typically 0.99 to 0.999."""
+    eps: Epsilon = 1e-8
+    """Epsilon: small number that prevents division by zero; typically 1e-8."""
+    weight_decay: WeightDecay = 0.01
+    """Weight decay; typically 0.01."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error for beta1 = 0, for the reason that Schedule-Free AdamW has."""
+        if self.beta1 == 0.0:
+            yield "beta1", "must be above 0, or there are no averaged weights to export"
+
+
+def _prodigy_plus_state(config: ProdigyPlusConfig, weight: MasterWeight) -> list[int]:
+    """Return z, the second moment, and the initial weights and their sums in bf16, of which every 11th is kept."""
+    numbers, sides = weight.numbers, sorted(weight.shape)
+    kept = 2 * -(-numbers // 11)
+    is_factored = config.factored and sides[-1] >= 32
+    second = [FP32 * numbers // side for side in sides[-2:]] if is_factored else [FP32 * numbers]
+    return [FP32 * numbers, *second, 2 if weight.starts_at_zero else kept, kept]
+
+
+class ProdigyPlusConfig(OptimizerSection):
+    """Prodigy with Schedule-Free averages: finds the rate of each part; set all learning rates to 1.0."""
+
+    method = OptimizerMethod(
+        title="Prodigy+ScheduleFree",
+        purpose="Finds the learning rate of each part and needs no schedule; set all learning rates to 1.0.",
+        source="prodigyplus.ProdigyPlusScheduleFree (LoganBooker)",
+        names=("prodigyplusschedulefree", "prodigy_plus_schedule_free", "prodigyplus"),
+        library="prodigy-plus-schedule-free",
+        layout=_prodigy_plus_state,
+        work=StepWork(35, 9, 122.6),
+        reads=HostReads(per_group=2),
+        reads_note="once, in the first step, whether a tensor is all zeros",
+        finds_rate=True,
+        averages=True,
+        argument_names={"use_bias_correction": "bias_correction", "use_stableadamw": "stable_steps"},
+    )
+    name: Literal["prodigy_plus_schedulefree"] = "prodigy_plus_schedulefree"
+    """Prodigy+ScheduleFree, from prodigy-plus-schedule-free."""
+    beta1: Beta = 0.9
+    """Interpolation between the latest and the averaged weights; typically 0.9."""
+    beta2: Beta = 0.99
+    """Decay rate of the squared gradient average; typically 0.99."""
+    eps: Epsilon = 1e-8
+    """Epsilon: small number that prevents division by zero; typically 1e-8."""
+    weight_decay: WeightDecay = 0.0
+    """Weight decay; typically 0."""
+    d_coef: float = Field(default=1.0, gt=0.0, le=100.0)
+    """Multiplies the learning rate that is found; typically 0.5 to 2."""
+    d0: float = Field(default=1e-6, gt=0.0, le=1.0)
+    """Initial estimate of the step size; typically 1e-6."""
+    factored: bool = True
+    """Keep only averages of the squared gradients, which saves memory."""
+    stable_steps: bool = True
+    """Scale updates down by their root mean square (kohya: use_stableadamw)."""
+    bias_correction: bool = False
+    """Use RAdam's bias correction and warmup (kohya: use_bias_correction)."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error for beta1 = 0, for the reason that Schedule-Free AdamW has."""
+        if self.beta1 == 0.0:
+            yield "beta1", "must be above 0, or there are no averaged weights to export"
+
+
 OptimizerConfig = (
     AdamWConfig
     | AdamW8bitConfig
@@ -310,8 +498,14 @@ OptimizerConfig = (
     | LionConfig
     | Lion8bitConfig
     | AdafactorConfig
+    | CameConfig
+    | AdoptConfig
+    | StableAdamWConfig
+    | DAdaptAdamConfig
     | ProdigyConfig
+    | ProdigyPlusConfig
     | ScheduleFreeConfig
+    | RAdamScheduleFreeConfig
 )
 OPTIMIZERS: dict[str, type[OptimizerSection]] = {
     kind.model_fields["name"].default: kind for kind in get_args(OptimizerConfig)

@@ -343,7 +343,7 @@ class RecipeConfig(Section):
         if not any((self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate)):
             yield "learning_rate", "is 0 for the UNet and all text encoders, so nothing would be trained"
         rates = {self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate} - {0.0}
-        if self.optimizer.method.finds_rate and len(rates) > 1:
+        if self.optimizer.method.one_rate and len(rates) > 1:
             yield (
                 "learning_rate",
                 f"must be equal for UNet and text encoders: {self.optimizer.who} finds one rate for all; "
@@ -360,7 +360,7 @@ class RecipeConfig(Section):
     def _matrix_rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for settings of the up and down matrices that the optimizer cannot follow."""
         optimizer = self.optimizer
-        if self.lora_plus_ratio is not None and (optimizer.ignores_rates or optimizer.method.finds_rate):
+        if self.lora_plus_ratio is not None and (optimizer.ignores_rates or optimizer.method.one_rate):
             yield "lora_plus_ratio", f"cannot be used: {optimizer.who} finds one learning rate for all matrices"
         if self.max_weight_norm is not None and optimizer.method.averages:
             yield "max_weight_norm", f"cannot be used: {optimizer.who} would not scale its averaged weights down"

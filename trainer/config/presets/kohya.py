@@ -207,11 +207,12 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
         if key in kind.model_fields and not isinstance(value, tuple | str):
             stated[key] = value
         elif key == "betas" and isinstance(value, tuple):
-            stated.update(zip(("beta1", "beta2"), value, strict=False))
+            betas = (name for name in ("beta1", "beta2", "beta3") if name in kind.model_fields)
+            stated.update(zip(betas, value, strict=False))
         elif value not in (None, False):
             mapped.notes.append(f"ss_optimizer.{key}: not supported")
     mapped.set("optimizer", stated)
-    if kind.method.finds_rate:
+    if kind.method.one_rate:
         _one_rate(mapped, kind.method.title)
 
 

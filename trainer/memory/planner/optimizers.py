@@ -121,9 +121,10 @@ def estimated_steps(
 ) -> tuple[TraceSummary, TraceSummary]:
     """Return summaries of a run's first optimizer step and of a later one, which free ``gradients`` bytes."""
     state, temporary = state_bytes(config, weights), temporary_bytes(config, weights)
+    at_first = temporary if config.method.first_moves else 0
     work = (estimated_work(config, weights),)
     return (
-        TraceSummary("optimizer_first", Totals(state - gradients, state + temporary), work),
+        TraceSummary("optimizer_first", Totals(state - gradients, state + at_first), work),
         TraceSummary("optimizer", Totals(-gradients, temporary), work),
     )
 
@@ -167,7 +168,7 @@ def state_sizes(config: OptimizerSection, weights: Iterable[MasterWeight]) -> li
 def temporary_bytes(config: OptimizerSection, weights: Sequence[MasterWeight]) -> int:
     """Return the bytes that a step allocates for a moment."""
     sizes = [FP32 * weight.numbers for weight in weights]
-    return sum(sizes) if config.method.copies_weights else max(sizes, default=0)
+    return round(config.method.copies * sum(sizes)) or max(sizes, default=0)
 
 
 def estimated_work(config: OptimizerSection, weights: Sequence[MasterWeight]) -> Work:

@@ -43,6 +43,10 @@ _REPLACEMENTS: dict[OpOverload, Callable[..., Any]] = {
 }
 
 
+_TRUTHS = {aten.any.default, aten.gt.Scalar, aten.eq.Scalar}
+"""Operations whose single results tell optimizers whether there is anything to do."""
+
+
 class _LiveStorage(weakref.ref[torch.UntypedStorage]):
     """Weak reference to a live storage, with the properties that go into the trace.
 
@@ -266,9 +270,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if operator.returns_new:
                 self._record_results(func, args, (result,) if call.single else result)
             self._record_work(key, operator, call)
-        if func is aten.any.default and args[0].untyped_storage()._cdata in self._zeros:
+        if func in _TRUTHS and self._is_false(func, args):
             self._false.add(result.untyped_storage()._cdata)
         return result
+
+    def _is_false(self, func: OpOverload, args: Sequence[Any]) -> bool:
+        """Return whether a truth value that an optimizer may read is false, if numbers are 1 unless known to be 0.
+
+        That is `any` of zeros, such a result > 0, and any other single number == 0.
+        """
+        address = args[0].untyped_storage()._cdata
+        if func is aten.any.default:
+            return address in self._zeros
+        if self._stage != "optimizer" or args[0].numel() != 1 or args[1] != 0:
+            return False
+        known = address in self._false
+        self._false.discard(address)
+        return known == (func is aten.gt.Scalar)
 
     def _read(self, tensor: Tensor) -> float:
         """Return a substitute for a number that code reads from the device: 0 for known zeros, otherwise 1."""

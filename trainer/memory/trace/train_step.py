@@ -22,6 +22,8 @@ from trainer.training.optim.optimizer import set_learning_rates
 
 Size = tuple[int, int]
 
+# RAdam only waits for its first 5 steps with beta2 = 0.99 or 0.999, and allocates more from then on.
+OPENING_STEPS = 100
 # bitsandbytes puts states of this many numbers and more into paged memory, which the allocator does not see.
 PAGED_FROM = 1e5
 # A bucket whose sides every UNet can halve often enough.
@@ -147,8 +149,11 @@ class _Training:
         return self.tracer.cut(name)
 
     def optimizer_steps(self) -> tuple[MemoryTrace, MemoryTrace]:
-        """Trace the first optimizer step after a micro-batch, and another one."""
+        """Trace the first optimizer step after a micro-batch, and another one after those in which RAdam only waits."""
         first = self.optimizer_step("optimizer_first")
+        for group in self.engine.optimizer.param_groups:
+            if "k" in group:  # the step counter of Prodigy and Schedule-Free, a number on the host
+                group["k"] += OPENING_STEPS
         self.begin_step()
         self.accumulate("")
         return first, self.optimizer_step("optimizer")

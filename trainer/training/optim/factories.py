@@ -16,12 +16,18 @@ from trainer.config.optimizer import (
     AdafactorConfig,
     AdamW8bitConfig,
     AdamWConfig,
+    AdoptConfig,
+    CameConfig,
+    DAdaptAdamConfig,
     Lion8bitConfig,
     LionConfig,
     OptimizerSection,
     PagedAdamW8bitConfig,
     ProdigyConfig,
+    ProdigyPlusConfig,
+    RAdamScheduleFreeConfig,
     ScheduleFreeConfig,
+    StableAdamWConfig,
 )
 
 Groups = list[dict[str, Any]]
@@ -77,6 +83,48 @@ def _adafactor(config: AdafactorConfig, table: Groups) -> Optimizer:
 
 
 @make_optimizer.register
+def _came(config: CameConfig, table: Groups) -> Optimizer:
+    from pytorch_optimizer import CAME
+
+    return CAME(
+        table,
+        betas=(config.beta1, config.beta2, config.beta3),
+        weight_decay=config.weight_decay,
+        clip_threshold=config.clip_threshold,
+        foreach=False,  # all weights at once would need three more copies of them
+    )
+
+
+@make_optimizer.register
+def _adopt(config: AdoptConfig, table: Groups) -> Optimizer:
+    from pytorch_optimizer import ADOPT
+
+    return ADOPT(table, weight_decouple=True, foreach=True, **_adam_arguments(config))
+
+
+@make_optimizer.register
+def _stable_adamw(config: StableAdamWConfig, table: Groups) -> Optimizer:
+    from pytorch_optimizer import StableAdamW
+
+    return StableAdamW(table, kahan_sum=False, foreach=True, **_adam_arguments(config))
+
+
+@make_optimizer.register
+def _dadapt_adam(config: DAdaptAdamConfig, table: Groups) -> Optimizer:
+    from pytorch_optimizer import DAdaptAdam
+
+    return DAdaptAdam(
+        table,
+        d0=config.d0,
+        growth_rate=config.growth_rate,
+        bias_correction=config.bias_correction,
+        weight_decouple=True,
+        foreach=True,
+        **_adam_arguments(config),
+    )
+
+
+@make_optimizer.register
 def _prodigy(config: ProdigyConfig, table: Groups) -> Optimizer:
     from prodigyopt import Prodigy
 
@@ -108,7 +156,30 @@ def _schedule_free(config: ScheduleFreeConfig, table: Groups) -> Optimizer:
     )
 
 
-def _adam_arguments(config: AdamWConfig | AdamW8bitConfig | PagedAdamW8bitConfig) -> dict[str, Any]:
+@make_optimizer.register
+def _radam_schedule_free(config: RAdamScheduleFreeConfig, table: Groups) -> Optimizer:
+    from schedulefree import RAdamScheduleFree
+
+    return RAdamScheduleFree(table, foreach=True, **_adam_arguments(config))  # type: ignore[no-any-return]
+
+
+@make_optimizer.register
+def _prodigy_plus(config: ProdigyPlusConfig, table: Groups) -> Optimizer:
+    from prodigyplus import ProdigyPlusScheduleFree
+
+    return ProdigyPlusScheduleFree(  # type: ignore[no-any-return]
+        table,
+        d_coef=config.d_coef,
+        d0=config.d0,
+        factored=config.factored,
+        use_stableadamw=config.stable_steps,
+        use_bias_correction=config.bias_correction,
+        split_groups=len(table) > 1,  # the library prints a line if it turns this off itself
+        **_adam_arguments(config),
+    )
+
+
+def _adam_arguments(config: Any) -> dict[str, Any]:
     return {"betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": config.weight_decay}
 
 

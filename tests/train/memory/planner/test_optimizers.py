@@ -93,7 +93,7 @@ def test_an_estimate_is_what_a_trace_says(name: str) -> None:
     """Weights of SD 1.5: state, peak of training and seconds per step."""
     asked = request_for_preset("sd15", "style", "8GB")
     workload = replace(asked.workload, fit=complete_fit(asked.workload.fit.replaced(dtype="bf16")))
-    if name == "schedulefree":
+    if config_of(name).method.averages:
         recipe = changed(workload.recipe, {"schedule": {"kind": "constant", "warmup": 0}})
         workload = replace(workload, recipe=recipe)
     bucket, traces = workload.buckets[0].size, TraceLibrary(TraceStore.of_user())

@@ -178,6 +178,21 @@ def test_numbers_can_be_read_where_there_are_none() -> None:
     tape_of(program)
 
 
+def test_comparisons_of_an_optimizer_follow_what_is_known_of_its_numbers() -> None:
+    """A sum is not zero unless it is known to be; with `== 0` read as true, a step would be traced to its middle."""
+
+    def program(tracer: Tracer) -> None:
+        zeros, others = torch.zeros(3, device=META), torch.zeros(3, device=META)
+        tracer.mark_zero(zeros)
+        with tracer.stage("optimizer"):
+            is_nothing = others.sum() == 0
+            assert not is_nothing
+            assert others.any() > 0
+            assert not zeros.any() > 0
+
+    tape_of(program)
+
+
 def test_a_product_with_4_bit_weights_restores_them() -> None:
     model = nn.ModuleDict({"transformer_blocks": nn.Linear(64, 128, device=META)})
     place = quantize_linears(model, "nf4", torch.bfloat16, META)

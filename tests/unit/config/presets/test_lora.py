@@ -211,6 +211,19 @@ def told(**metadata: str) -> dict[str, Any]:
                 "d_coef": 2.0,
             },
         ),
+        (
+            "pytorch_optimizer.optimizer.came.CAME(weight_decay=0.01,betas=(0.9, 0.99, 0.999))",
+            {"name": "came", "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.99, "beta3": 0.999},
+        ),
+        (
+            "prodigyplus.prodigy_plus_schedulefree.ProdigyPlusScheduleFree(use_stableadamw=False,d_coef=0.5)",
+            {"name": "prodigy_plus_schedulefree", "stable_steps": False, "d_coef": 0.5},
+        ),
+        (
+            "dadaptation.dadapt_adam.DAdaptAdam(use_bias_correction=True)",
+            {"name": "dadapt_adam", "weight_decay": 0.0, "bias_correction": True},
+        ),
+        ("schedulefree.RAdamScheduleFree", {"name": "radam_schedulefree", "weight_decay": 0.0}),
         ("adamw8bit", {"name": "adamw8bit"}),
         ("dadaptation.experimental.dadapt_adam_preprint.DAdaptAdamPreprint(decouple=True)", None),
         ("__import__('os').system('x')", None),
