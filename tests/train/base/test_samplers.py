@@ -92,6 +92,12 @@ def test_karras_sigmas_are_their_formula(name: str) -> None:
     np.testing.assert_allclose(sampler.sigmas.numpy()[:-1], expected, rtol=1e-4)
 
 
+def test_heun_has_the_noise_of_eulers_schedule_down_to_pure_noise() -> None:
+    """diffusers' Euler rescales the betas itself; its Heun gets them from us."""
+    euler, heun = (make_sampler(name, "v", zero_terminal_snr=True) for name in ("euler", "heun"))
+    torch.testing.assert_close(heun.alphas_cumprod, euler.alphas_cumprod, rtol=1e-4, atol=1e-9)
+
+
 def test_lcm_takes_more_steps_than_its_solver() -> None:
     found = draw("lcm", 60, known_image(0.3))
     torch.testing.assert_close(found, torch.full_like(found, 0.3), rtol=0.0, atol=0.05)

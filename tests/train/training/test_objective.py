@@ -222,7 +222,8 @@ def test_noise_offset_has_the_stated_strength() -> None:
 
 def test_random_and_adaptive_noise_offsets_are_those_of_sd_scripts() -> None:
     """apply_noise_offset of sd-scripts, written out: |channel mean| times the scale is added, and the sum cut at 0."""
-    latents = np.random.default_rng(12).standard_normal((4, 16, 8), dtype=np.float32) + 1.0
+    latents = np.random.default_rng(12).standard_normal((4, 16, 8), dtype=np.float32)
+    latents += np.array([1.0, -1.0, 0.5, -0.5], np.float32)[:, None, None]
     shares = []
     for scale in (None, 0.1, -0.2):
         objective = ObjectiveConfig(noise_offset=0.2, noise_offset_random_strength=True, adaptive_noise_scale=scale)
