@@ -156,6 +156,24 @@ def test_huber_schedules_are_those_of_sd_scripts(loss: str, zero_terminal_snr: b
         np.testing.assert_allclose(losses.numpy(), errors.mean(axis=(1, 2, 3)), rtol=1e-9)
 
 
+@pytest.mark.parametrize("prediction", ["epsilon", "v"])
+@pytest.mark.parametrize("weight", ["min_snr_gamma", "debiased_estimation", "p2_gamma"])
+@pytest.mark.parametrize("loss", get_args(ObjectiveConfig.model_fields["loss"].annotation))
+def test_no_loss_or_weight_is_read_by_the_host(loss: str, weight: str, prediction: str) -> None:
+    """On meta tensors, which have no values, any read fails."""
+    schedule = NoiseSchedule.create(prediction, False).to("meta", torch.float32)
+    shape = (2, 4, 8, 8)
+    values, timesteps = torch.empty(shape, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
+    for way in ("constant", "exponential", "snr"):
+        more = {weight: True if weight == "debiased_estimation" else 1.0}
+        objective = ObjectiveConfig(loss=loss, huber_schedule=way, scale_v_pred_loss=True, v_pred_like_loss=0.5, **more)
+        threshold = huber_threshold(schedule, objective, timesteps)
+        losses = image_losses(values, values, None, objective, threshold) * timestep_weights(
+            schedule, objective, timesteps
+        )
+        assert (losses.shape, losses.dtype, losses.device.type) == ((2,), torch.float32, "meta")
+
+
 @pytest.mark.parametrize("loss", ["l1", "huber", "smooth_l1"])
 def test_gradients_of_losses_are_their_slopes(loss: str) -> None:
     generator = torch.Generator().manual_seed(11)
