@@ -252,6 +252,24 @@ class CameConfig(OptimizerSection):
     """Weight decay; typically 0.01."""
 
 
+class AdamMiniConfig(_AdamLike):
+    """Adam-mini: AdamW with half of its state."""
+
+    method = OptimizerMethod(
+        title="Adam-mini",
+        purpose="AdamW with one step size per matrix, which needs half of its state.",
+        source="pytorch_optimizer.AdamMini; Zhang et al. 2024",
+        names=("adammini",),
+        library="pytorch-optimizer",
+        layout=whole(1, FP32, FP32),
+        work=StepWork(3, 21, 58.0),
+        copies=1.0,
+        class_defaults={"weight_decay": 0.1},
+    )
+    name: Literal["adam_mini"] = "adam_mini"
+    """Adam-mini, from pytorch-optimizer."""
+
+
 class AdoptConfig(_AdamLike):
     """ADOPT: Adam that converges with any beta2."""
 
@@ -499,6 +517,7 @@ OptimizerConfig = (
     | Lion8bitConfig
     | AdafactorConfig
     | CameConfig
+    | AdamMiniConfig
     | AdoptConfig
     | StableAdamWConfig
     | DAdaptAdamConfig

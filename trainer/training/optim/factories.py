@@ -10,10 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from trainer.config.optimizer import (
     AdafactorConfig,
+    AdamMiniConfig,
     AdamW8bitConfig,
     AdamWConfig,
     AdoptConfig,
@@ -93,6 +95,23 @@ def _came(config: CameConfig, table: Groups) -> Optimizer:
         clip_threshold=config.clip_threshold,
         foreach=False,  # all weights at once would need three more copies of them
     )
+
+
+@make_optimizer.register
+def _adam_mini(config: AdamMiniConfig, table: Groups) -> Optimizer:
+    """Return Adam-mini with a group per weight, as the package makes them, in the order of the groups given.
+
+    Its blocks for attention heads are for whole models, so that each matrix of a LoRA is one block.
+    """
+    from pytorch_optimizer import AdamMini
+
+    groups = [group for group in table for _ in group["params"]]
+    weights = nn.ParameterList([weight for group in table for weight in group["params"]])
+    optimizer = AdamMini(weights, foreach=True, **_adam_arguments(config))
+    for made, group in zip(optimizer.param_groups, groups, strict=True):
+        made.update({key: value for key, value in group.items() if key != "params"})
+    del optimizer.model  # would keep the weights alive as long as the optimizer
+    return optimizer
 
 
 @make_optimizer.register

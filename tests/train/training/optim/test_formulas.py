@@ -54,6 +54,19 @@ def came(config: Any, weights: list[Tensor], given: list[list[Tensor]], rate: fl
     return weights
 
 
+def adam_mini(config: Any, weights: list[Tensor], given: list[list[Tensor]], rate: float) -> list[Tensor]:
+    """Zhang et al. 2024, algorithm 1 with a whole matrix as a block: v is the average of its squared gradients."""
+    for place, weight in enumerate(weights):
+        m, v = torch.zeros_like(weight), 0.0
+        for number, step in enumerate(given, start=1):
+            m = config.beta1 * m + (1 - config.beta1) * step[place]
+            v = config.beta2 * v + (1 - config.beta2) * step[place].pow(2).mean().item()
+            size = math.sqrt(v / (1 - config.beta2**number)) + config.eps
+            weight = weight * (1 - rate * config.weight_decay) - rate * m / (1 - config.beta1**number) / size
+        weights[place] = weight
+    return weights
+
+
 def adopt(config: Any, weights: list[Tensor], given: list[list[Tensor]], rate: float) -> list[Tensor]:
     """Taniguchi et al. 2024, algorithm 2 with the clipping c_t = t^(1/4); the first step measures only."""
     for place, weight in enumerate(weights):
@@ -163,6 +176,7 @@ def prodigy_plus(config: Any, weights: list[Tensor], given: list[list[Tensor]], 
 
 CASES: dict[str, tuple[Formula, dict[str, Any]]] = {
     "came": (came, {"weight_decay": 0.1, "clip_threshold": 0.9, "beta3": 0.99}),
+    "adam_mini": (adam_mini, {"weight_decay": 0.1}),
     "adopt": (adopt, {"weight_decay": 0.1, "beta2": 0.99}),
     "stableadamw": (stable_adamw, {"weight_decay": 0.1}),
     "dadapt_adam": (dadapt_adam, {"weight_decay": 0.1, "d0": 1e-4}),
@@ -170,7 +184,7 @@ CASES: dict[str, tuple[Formula, dict[str, Any]]] = {
     "prodigy_plus_schedulefree": (prodigy_plus, {"weight_decay": 0.1, "factored": False, "d0": 1e-3}),
 }
 # These keep sums in fp32 or bf16 whatever the weights are, so that float64 weights agree to fp32's rounding only.
-SUMS_IN_FP32 = {"dadapt_adam", "prodigy_plus_schedulefree"}
+SUMS_IN_FP32 = {"adam_mini", "dadapt_adam", "prodigy_plus_schedulefree"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
