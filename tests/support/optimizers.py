@@ -23,7 +23,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 # Values that no optimizer has as a default.
 _OTHER_VALUES: Mapping[str, Any] = {
     "beta1": 0.8, "beta2": 0.97, "beta3": 0.98, "eps": 1e-7, "weight_decay": 0.02, "warmup_steps": 9, "d_coef": 0.9,
-    "d0": 1e-5, "growth_rate": 1.02, "clip_threshold": 0.9,
+    "d0": 1e-5, "growth_rate": 1.02, "clip_threshold": 0.9, "decay_rate": -0.7,
 }  # fmt: skip
 
 
@@ -49,13 +49,18 @@ def settings_of(name: str) -> list[str]:
     return [*texts, "recipe.learning_rate=1.0"] if OPTIMIZERS[name].method.finds_rate else texts
 
 
+def other_arguments(name: str) -> dict[str, Any]:
+    """Return another value than its default for every argument of an optimizer."""
+    fields = {key: field for key, field in OPTIMIZERS[name].model_fields.items() if key != "name"}
+    return {
+        key: not field.default if isinstance(field.default, bool) else _OTHER_VALUES[key]
+        for key, field in fields.items()
+    }
+
+
 def every_argument(name: str) -> str:
     """Return an override that gives every argument of an optimizer another value than its default."""
-    stated: dict[str, Any] = {"name": f'"{name}"'}
-    for key, field in OPTIMIZERS[name].model_fields.items():
-        if key != "name":
-            value = not field.default if isinstance(field.default, bool) else _OTHER_VALUES[key]
-            stated[key] = _toml(value)
+    stated = {"name": f'"{name}"', **{key: _toml(value) for key, value in other_arguments(name).items()}}
     return f"recipe.optimizer={{{', '.join(f'{key}={value}' for key, value in stated.items())}}}"
 
 

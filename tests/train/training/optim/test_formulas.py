@@ -175,7 +175,7 @@ def prodigy_plus(config: Any, weights: list[Tensor], given: list[list[Tensor]], 
 
 
 CASES: dict[str, tuple[Formula, dict[str, Any]]] = {
-    "came": (came, {"weight_decay": 0.1, "clip_threshold": 0.9, "beta3": 0.99}),
+    "came": (came, {"weight_decay": 0.1, "clip_threshold": 0.9, "beta2": 0.5, "beta3": 0.99}),
     "adam_mini": (adam_mini, {"weight_decay": 0.1}),
     "adopt": (adopt, {"weight_decay": 0.1, "beta2": 0.99}),
     "stableadamw": (stable_adamw, {"weight_decay": 0.1}),

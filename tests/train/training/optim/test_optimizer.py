@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.cpu_steps import tiny_workload
-from tests.support.optimizers import ARGUMENTS, NAMES, config_of, rate_of
+from tests.support.optimizers import ARGUMENTS, NAMES, config_of, other_arguments, rate_of
 from trainer.config.optimizer import (
     OPTIMIZERS,
     AdafactorConfig,
@@ -165,9 +165,14 @@ def test_state_of_another_optimizer_is_refused() -> None:
         unpack_state(build_optimizer(AdamWConfig(), [ParameterGroup("unet", 1.0, weights[:2])]), *pack_state(optimizer))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_arguments_reach_the_library(name: str) -> None:
-    optimizer, config = build(name, make_weights()), CONFIGS[name]
+    config = config_of(name, **other_arguments(name))
+    assert all(
+        getattr(config, key) != field.default for key, field in type(config).model_fields.items() if key != "name"
+    )
+    rate = rate_of(name)
+    optimizer = build_optimizer(config, in_parts(make_weights(), rate, rate))
     found = {**vars(optimizer), **optimizer.param_groups[0]}
     # Libraries call some otherwise, as in presets from LoRA files; an estimate that starts at d0 is d.
     theirs = {ours: word for word, ours in config.method.argument_names.items()}
@@ -181,7 +186,7 @@ def test_arguments_reach_the_library(name: str) -> None:
     assert {key: found[key] for key in expected} == expected
     modes = {"adamw": "fused", "schedulefree": "foreach", "prodigy": "decouple", "dadapt_adam": "weight_decouple"}
     assert config.name not in modes or found[modes[config.name]]
-    assert found["lr"] == (None if config.ignores_rates else rate_of(config.name))
+    assert found["lr"] == (None if config.ignores_rates else rate)
 
 
 def test_steps_equal_the_libraries_own(capsys: pytest.CaptureFixture[str]) -> None:
