@@ -355,9 +355,18 @@ def padding(found: PaddingSaved) -> Iterator[str]:
     )
 
 
+MOST_OPTIMIZERS = 7
+"""Rows of the table of optimizers."""
+
+
 def optimizers(rows: Iterable[OptimizerRow]) -> Iterator[str]:
-    """Yield a table of what each optimizer would need in training, and how long its steps would take."""
-    found = list(rows)
+    """Yield a table of what optimizers would need in training, and how long their steps would take.
+
+    It has the job's own and those with the smallest state; the JSON has all of them.
+    """
+    own, *others = rows
+    smallest = sorted(others, key=lambda row: row.state)[: MOST_OPTIMIZERS - 1]
+    found = [own, *(row for row in others if row in smallest)]
     cells = [
         (
             f"{row.name}{' (this job)' if row.chosen else ''}",
@@ -371,6 +380,10 @@ def optimizers(rows: Iterable[OptimizerRow]) -> Iterator[str]:
     yield from _paragraph("IN USE: the peak of training with this optimizer and everything else as planned.")
     if not all(row.exact for row in found):
         yield from _paragraph("Figures with ~ are computed from the sizes of the weights, not traced.")
+    if len(others) > len(smallest):
+        yield from _paragraph(
+            f"{len(others) - len(smallest)} more optimizers keep at least as much state; --json lists them."
+        )
 
 
 def _unless_exact(text: str, row: OptimizerRow) -> str:
