@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
+
+import numpy as np
 
 from trainer.adapter.names import Slot
 from trainer.config.recipe import BlockConfig, RecipeConfig
@@ -18,6 +21,7 @@ class LayerSettings(NamedTuple):
 
     rank: int
     alpha: float
+    """Alpha as in the LoRA's file, which includes the square root of the rank in rank-stabilized LoRAs."""
     rate_factor: float = 1.0
     """Factor for the learning rate of the layer's part."""
 
@@ -35,6 +39,8 @@ def trained_layers(table: Sequence[Slot], recipe: RecipeConfig) -> dict[Slot, La
     for slot in candidates:
         own = [block for block, slots in zip(blocks, matches, strict=True) if slot in slots]
         settings = _with_blocks(_settings(slot, recipe), own)
+        if recipe.rank_stabilized:
+            settings = _stabilized(settings)
         if settings.rate_factor > 0:
             chosen[slot] = settings
     if not chosen:
@@ -93,3 +99,11 @@ def _with_blocks(settings: LayerSettings, blocks: Iterable[BlockConfig]) -> Laye
             rate_factor=settings.rate_factor if block.rate_factor is None else block.rate_factor,
         )
     return settings
+
+
+def _stabilized(settings: LayerSettings) -> LayerSettings:
+    """Return settings whose scale, alpha / rank, is the given alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
+
+    Alpha is rounded to fp32, the format it has in files, so that they have exactly the scale of the training.
+    """
+    return settings._replace(alpha=float(np.float32(settings.alpha * math.sqrt(settings.rank))))

@@ -34,6 +34,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.layers": ("target_modules", "layer_filter", "lora_layers"),
     "recipe.rank": ("network_dim", "lora_rank", "dim", "r", "lora_dim"),
     "recipe.alpha": ("network_alpha", "lora_alpha"),
+    "recipe.rank_stabilized": ("use_rslora", "rs_lora", "rslora"),
     "recipe.conv_rank": ("conv_dim", "network_conv_dim"),
     "recipe.conv_alpha": ("network_conv_alpha",),
     "recipe.learning_rate": ("unet_lr", "lr", "unet_learning_rate"),

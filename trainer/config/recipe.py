@@ -266,6 +266,8 @@ class RecipeConfig(Section):
     """LoRA rank (kohya: network_dim): a higher rank learns more detail but overfits sooner; typically 8 to 64."""
     alpha: Alpha = 16.0
     """The LoRA is scaled by alpha/rank (kohya: network_alpha), like a learning rate; typically rank or half of it."""
+    rank_stabilized: bool | None = Field(default=None, title="Rank-stabilized (rsLoRA)")
+    """Scale by alpha/sqrt(rank), so that high ranks learn as fast (rsLoRA; peft: use_rslora); default: off."""
     conv_rank: Rank | None = None
     """Rank of 3x3 convolutions with layers = "all" (kohya: conv_dim); default: the recipe's rank."""
     conv_alpha: Alpha | None = None

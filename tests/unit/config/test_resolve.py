@@ -41,6 +41,7 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.blocks",
     "recipe.lora_plus_ratio",
     "recipe.max_weight_norm",
+    "recipe.rank_stabilized",
     "preset",
     "base.vae",
     "base.revision",

@@ -141,7 +141,7 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
 
 
 def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
-    """Convert rank, alpha, layers, dropouts and norms; a rank missing from the metadata is read from the tensors."""
+    """Convert rank, scale, layers, dropouts and norms; a rank missing from the metadata is read from the tensors."""
     arguments = _json(values.get("ss_network_args"))
     arguments = arguments if isinstance(arguments, dict) else {}
     rank = _whole(values.get("ss_network_dim"))
@@ -158,6 +158,8 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
         mapped.set("conv_rank", conv_rank)
         mapped.set("conv_alpha", _number(arguments.pop("conv_alpha", None)) or 1.0)  # default 1, networks/lora.py
     arguments.pop("conv_alpha", None)
+    stabilized = str(arguments.pop("rs_lora", False)).lower() != "false"  # of lycoris.kohya, which reads it so
+    mapped.set("rank_stabilized", stabilized or None)
     arguments.pop("dropout", None)  # same as ss_network_dropout
     for name in ("rank_dropout", "module_dropout"):
         mapped.set(name, _number(arguments.pop(name, None)))

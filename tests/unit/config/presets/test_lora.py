@@ -251,6 +251,14 @@ def test_schedules_are_told_with_their_warm_up(text: str, warmup: str, expected:
     assert told(ss_lr_scheduler=text, ss_lr_warmup_steps=warmup).get("schedule") == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [('{"algo": "locon", "rs_lora": "True"}', True), ('{"rs_lora": "False"}', None), ("{}", None)],
+)
+def test_rank_stabilized_loras_of_lycoris_keep_their_scale(arguments: str, expected: bool | None) -> None:
+    assert told(ss_network_args=arguments).get("rank_stabilized") is expected
+
+
 def test_a_part_that_is_not_in_the_file_was_not_trained(tmp_path: Path) -> None:
     rates = {"ss_learning_rate": "0.001", "ss_text_encoder_lr": "[1e-05, 1e-05]", "ss_unet_lr": "None"}
     found = recipe(preset_of_lora(lora(tmp_path, UNET_ONLY, rates)))
