@@ -49,7 +49,7 @@ with order:
     unet = source.empty_unet()
     stream = streaming.make_stream(unet, "full", device)
     source.fill_unet(unet, torch.float32, device, "none", stream)
-    stream.rewind()
+    stream._hold([0, 1])
     stream.close()
 print(json.dumps(order.report()))
 """

@@ -19,23 +19,15 @@ def streamed_places(count: int, amount: int) -> list[int]:
 
 
 def following(index: int, count: int, now: Pass) -> list[int]:
-    """Return the up to AHEAD of ``count`` streamed blocks that are needed after block ``index``.
+    """Return the up to AHEAD of ``count`` streamed blocks that are needed next after block ``index`` in the same step.
 
-    Backward runs the blocks in reverse, and the next forward begins with the first ones again.
+    The last block of a forward is followed by the one before it, because backward runs the blocks in reverse.
     """
-    last = count - 1
+    later = range(index + 1, min(index + 1 + AHEAD, count))
+    earlier = range(index - 1, max(index - 1 - AHEAD, -1), -1)
     if now == "backward":
-        steps = range(index - 1, index - 1 - AHEAD, -1)
-        return [step if step >= 0 else -step - 1 for step in steps if -step - 1 <= last]
-    steps = range(index + 1, index + 1 + AHEAD)
-    if now == "inference":
-        return [step % count for step in steps]
-    return [step if step <= last else 2 * last - step + 1 for step in steps if 2 * last - step + 1 >= 0]
-
-
-def first_blocks(count: int) -> list[int]:
-    """Return the streamed blocks that stay on the device between two steps."""
-    return list(range(min(AHEAD, count)))
+        return list(earlier)
+    return [*later, *(earlier[: AHEAD - len(later)] if now == "forward" else ())]
 
 
 def exchanged(held: Iterable[int], needed: Iterable[int]) -> tuple[list[int], list[int]]:

@@ -70,8 +70,6 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
         convert_to_channels_last(unet, Kernels.of(device))
     models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype, stream)
     engine = assemble_engine(job, parts, segments, models, adapter)
-    if stream:
-        stream.rewind()
     engine.master_weights.load(first)  # in fp32; the working weights are rounded to the base's dtype
     return engine
 

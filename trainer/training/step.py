@@ -114,7 +114,7 @@ def training_step(
     loss = (losses * batch.weights * timestep_weights(schedule, objective, batch.timesteps)).sum()
     torch.autograd.backward(loss * loss_scale)
     if models.stream is not None:
-        models.stream.rewind()
+        models.stream.release()
     return loss.detach()
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 
 import numpy as np
 
-from trainer.base.stream_order import AHEAD, Pass, exchanged, first_blocks, following, streamed_places
+from trainer.base.stream_order import Pass, exchanged, following, streamed_places
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work
 
 Event = tuple[bool, int]
@@ -27,8 +27,6 @@ _BLOCK = re.compile(
     r"(?:resnets\.(\d+)|attentions\.(\d+)\.transformer_blocks\.(\d+))\."
 )
 _PARTS = ("down", "mid", "up")
-SCHEDULE = "noise_schedule"
-"""Module of the last weights that are placed before the first blocks are copied."""
 END = -1
 """Place of no block: the end of a step."""
 Block = tuple[int, int, int, int]
@@ -88,9 +86,9 @@ def exchanges(count: int, idle: int) -> Iterator[Exchange]:
     """
     steps: list[tuple[int, Pass]] = [(index, "forward") for index in range(count)]
     steps += [(index, "backward") for index in reversed(range(idle, count))]
-    held: Sequence[int] = first_blocks(count)
+    held: Sequence[int] = []
     for index, now in (*steps, (END, "forward")):
-        needed = first_blocks(count) if index == END else [index, *following(index, count, now)]
+        needed = [] if index == END else [index, *following(index, count, now)]
         freed, fetched = exchanged(held, needed)
         held = needed
         if freed or fetched:
@@ -118,19 +116,16 @@ def stream_some(resident: MemoryTrace, streamed: MemoryTrace, amount: int) -> Me
 
 
 def _placed(resident: MemoryTrace, streamed: MemoryTrace, amount: int) -> MemoryTrace:
-    """Return the trace of placing the weights: streamed blocks have no memory, except the first ones, placed last."""
-    last = max((place for place, each in enumerate(streamed.storages) if each.module == SCHEDULE), default=0)
-    lasting = {storage.name for storage in streamed.storages[: last + 1]}
+    """Return the trace of placing the weights: those of streamed blocks have no memory."""
+    lasting = {storage.name for storage in streamed.storages}
     places = _places(resident.storages)
-    chosen = streamed_places(len(places), amount)
-    moving: dict[int, list[Storage]] = {place: [] for place in chosen}
-    storages: list[Storage] = []
-    for storage in resident.storages:
-        place = places.get(_block_of(storage), -1)
-        (storages if storage.name in lasting else moving.get(place, storages)).append(storage)
-    for place in chosen[:AHEAD]:
-        storages += moving[place]
-    return replace(resident, storages=tuple(storages), events=np.arange(len(storages), dtype=np.int32))
+    chosen = set(streamed_places(len(places), amount))
+    storages = tuple(
+        storage
+        for storage in resident.storages
+        if storage.name in lasting or places.get(_block_of(storage)) not in chosen
+    )
+    return replace(resident, storages=storages, events=np.arange(len(storages), dtype=np.int32))
 
 
 def _located(split: _Split, places: Mapping[Block | None, int], idle: int) -> _Located | None:

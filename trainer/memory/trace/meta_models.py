@@ -201,8 +201,6 @@ def _engine_of(
     parts = RunParts(cast(BaseSource, workload), cache=nothing, batches=nothing, collator=nothing, device=device)
     models = StepModels(workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype_of(workload), stream)
     engine = assemble_engine(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
-    if stream:
-        stream.rewind()
     if device == META:
         allow_first_step(engine.optimizer)
     return engine
@@ -250,17 +248,14 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
     schedule = engine.noise_schedule
     for name in ("alphas_cumprod", "snr", "signal", "sigma"):
         tracer.label(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
-    for moving, path in streamed.values():
-        if moving.storage.nbytes():  # last, because the first blocks are copied when all else is placed
-            tracer.label(moving.parameter, "weights", path.rpartition(".")[0], path)
     return modules
 
 
-def _follow_stream(tracer: Tracer, engine: Engine) -> dict[int, tuple[StreamedWeight, str]]:
-    """Record when streamed weights enter and leave the GPU; return them with their paths, by their parameter's id."""
+def _follow_stream(tracer: Tracer, engine: Engine) -> frozenset[int]:
+    """Record when streamed weights enter and leave the GPU; return the ids of their parameters."""
     stream = engine.models.stream
     if stream is None:
-        return {}
+        return frozenset()
     paths = {id(parameter): f"unet.{path}" for path, parameter in engine.models.unet.named_parameters()}
 
     def on_allocated(weight: StreamedWeight) -> None:
@@ -269,7 +264,7 @@ def _follow_stream(tracer: Tracer, engine: Engine) -> dict[int, tuple[StreamedWe
         tracer.record_copy(weight.bytes)
 
     stream.on_allocated, stream.on_freed = on_allocated, lambda weight: tracer.record_free(weight.parameter)
-    return {id(weight.parameter): (weight, paths[id(weight.parameter)]) for weight in stream.weights}
+    return frozenset(id(weight.parameter) for weight in stream.weights)
 
 
 def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

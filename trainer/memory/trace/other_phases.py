@@ -253,19 +253,10 @@ def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
 
 
 def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrace:
-    """Return the trace with ``leaving`` also freed at its end; it or an earlier trace allocated these storages."""
-    alive: dict[str | None, int] = {}  # allocated here: streamed blocks, which were freed and copied again
-    for event in trace.events.tolist():
-        if event >= 0:
-            alive[trace.storages[event].name] = event
-        else:
-            alive.pop(trace.storages[~event].name, None)
-    others = [storage for storage in leaving if storage.name not in alive]
+    """Return the trace with ``leaving`` also freed at its end; earlier traces allocated these storages."""
     first = len(trace.storages)
-    later = iter(range(first, first + len(others)))
-    freed = [alive[storage.name] if storage.name in alive else next(later) for storage in leaving]
-    events = np.concatenate([trace.events, ~np.array(freed, dtype=np.int32)])
-    return replace(trace, storages=(*trace.storages, *others), events=events)
+    freed = np.arange(first, first + len(leaving), dtype=np.int32)
+    return replace(trace, storages=(*trace.storages, *leaving), events=np.concatenate([trace.events, ~freed]))
 
 
 def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:

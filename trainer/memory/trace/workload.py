@@ -29,7 +29,7 @@ TracePart = Literal[
 ]  # fmt: skip
 
 # Raised when the same version of the program starts to trace differently; traces on disk are then recorded again.
-FORM = 7
+FORM = 8
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "prodigyopt", "schedulefree")
 
 # Values to trace with if a fit leaves a setting unset.

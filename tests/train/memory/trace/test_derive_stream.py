@@ -14,6 +14,8 @@ from trainer.base import streaming
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig, StreamAmount
 from trainer.config.recipe import RecipeConfig
+from trainer.memory.allocator.allocator import Allocator
+from trainer.memory.allocator.replay import SurvivingStorage, replay
 from trainer.memory.trace.derive import rules
 from trainer.memory.trace.derive_stream import stream_some
 from trainer.memory.trace.memory_trace import MemoryTrace, Work
@@ -45,7 +47,7 @@ def traced(family: Family, fit: Mapping[str, Any], stream: StreamAmount) -> tupl
 )
 def test_any_number_of_blocks_follows_from_none_and_all(family: Family, fit: Mapping[str, Any]) -> None:
     resident, streamed = traced(family, fit, "none"), traced(family, fit, "full")
-    for amount in (1, 2, 3, 7):
+    for amount in (2, 3, 7):
         for one, other, expected in zip(resident, streamed, traced(family, fit, amount), strict=True):
             found = stream_some(one, other, amount)
             assert found is not None
@@ -53,6 +55,8 @@ def test_any_number_of_blocks_follows_from_none_and_all(family: Family, fit: Map
             assert np.array_equal(found.events, expected.events)
             assert found.work == expected.work
     assert resident[1].events.size < found.events.size < streamed[1].events.size
+    # If all blocks are streamed, nothing moves in the forward of the last one, so it is not known where it begins.
+    assert stream_some(resident[1], streamed[1], 1) is None
 
 
 def test_traces_that_differ_in_more_than_weights_are_not_used() -> None:
@@ -67,3 +71,18 @@ def test_only_published_unets_are_derived() -> None:
     sources = [rule.sources for rule in rules(TraceRequest(published, "micro", ((1024, 1024), 1)))]
     assert [[each.workload.fit.stream for each in pair] for pair in sources] == [["none", "full"]]
     assert not rules(TraceRequest(tiny_workload("sdxl", {}, {"stream": 9}), "micro", (BUCKET, 1)))
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_each_micro_batch_begins_with_the_same_memory(checkpointing: str) -> None:
+    """Blocks that stayed between steps would be at another address each time, which no forecast can follow."""
+    weights, first, more = traced("sdxl", {"gradient_checkpointing": checkpointing}, "full")
+    allocator, names = Allocator(), dict[str, SurvivingStorage]()
+    assert replay([weights, first], allocator, names).failure is None
+    before = {name: kept.handle for name, kept in names.items()}
+    reserved = []
+    for _ in range(4):
+        replay([more], allocator, names)
+        reserved.append(allocator.reserved)
+        assert {name: kept.handle for name, kept in names.items()} == before
+    assert len(set(reserved[1:])) == 1
