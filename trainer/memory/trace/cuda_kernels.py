@@ -198,6 +198,18 @@ def hidden_bytes(func: OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
     return buffers(args) if buffers else ()
 
 
+def convolution_operands(func: OpOverload, args: Sequence[Any], results: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the total bytes of the operands of each convolution that cuDNN runs for ``func``, a convolution.
+
+    Its backward runs one for the gradient of the input and one for that of the weight, if they are needed. Either reads
+    two of the input, the weight and the output (or their gradients), and computes the third. cuDNN adds no bias.
+    """
+    backward = func is aten.convolution_backward.default
+    operands = args[:3] if backward else (*args[:2], results[0])
+    total = sum(tensor.numel() * tensor.itemsize for tensor in operands)
+    return (total,) * (sum(args[10][:2]) if backward else 1)
+
+
 def _flash_backward(args: Sequence[Any]) -> tuple[int, ...]:
     """Return the bytes of softmax row sums (softmax_d) and fp32 dq (dq_accum), as in mha_bwd (flash_api.cpp)."""
     batch, heads, queries, width = args[1].shape

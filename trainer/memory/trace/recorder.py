@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from trainer.memory.trace.cuda_kernels import (
     AttentionKernel,
     as_on_cuda,
+    convolution_operands,
     gemm_4bit,
     hidden_bytes,
     overwritten,
@@ -96,6 +97,8 @@ class _Call(NamedTuple):
     """Whether the call returns a single tensor instead of a tuple."""
     hidden: tuple[int, ...]
     """Bytes of each temporary buffer that the CUDA kernel allocates."""
+    workspaces: tuple[int, ...]
+    """Bytes of the operands of each convolution that cuDNN runs."""
     dtype: str
     flops: int
     bytes: int
@@ -115,7 +118,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Storages on other devices are ignored. The operations between two calls of :meth:`cut` form one trace; equal
     operations result in equal traces. cuDNN's buffer for a convolution is a storage of kind "workspace" and module
-    "cudnn", as large as input, weight and output together. cuBLAS's workspaces have names and the module "cublas".
+    "cudnn", as large as the three operands together. cuBLAS's workspaces have names and the module "cublas".
     """
 
     def __init__(self) -> None:
@@ -325,7 +328,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             thread = "autograd" if self._stage in ("backward", "recompute") else "caller"
             self._record_workspace(Storage(CUBLAS_WORKSPACE, "workspace", "cublas", self._stage, f"cublas.{thread}"))
         elif operator.work == "conv":
-            self._record_buffer(Storage(call.bytes, "workspace", "cudnn", self._stage))
+            for size in call.workspaces:
+                self._record_buffer(Storage(size, "workspace", "cudnn", self._stage))
 
     def _record_buffer(self, buffer: Storage) -> None:
         """Record a buffer that exists only during one operation."""
@@ -517,12 +521,13 @@ def _describe_call(
     outputs = [tensor for tensor in _tensors(results) if tensor.is_meta]
     tensors = [*outputs, *inputs]
     if not tensors:
-        return _Call(False, None, False, (), "", 0, 0)
+        return _Call(False, None, False, (), (), "", 0, 0)
     return _Call(
         on_meta=True,
         made=_result_specs(results, inputs) if operator.returns_new else None,
         single=isinstance(result, Tensor),
         hidden=hidden_bytes(func, args),
+        workspaces=convolution_operands(func, args, outputs) if operator.work == "conv" else (),
         dtype=str(tensors[0].dtype).removeprefix("torch."),
         flops=operator.flops(*args, **kwargs, out_val=result) if operator.flops else 0,
         bytes=sum(tensor.numel() * tensor.itemsize for tensor in tensors) - _output_argument_bytes(outputs, kwargs),

@@ -163,8 +163,21 @@ def test_workspaces_of_products_and_convolutions() -> None:
     assert [(storage.module, storage.name, storage.bytes) for storage in workspaces] == [
         ("cublas", "cublas.caller", CUBLAS_WORKSPACE),
         ("cublas", "cublas.autograd", CUBLAS_WORKSPACE),
-        ("cudnn", None, 4 * (4 * 36 + 8 * 36 + 8 * 4 * 9 + 8)),
+        ("cudnn", None, 4 * (4 * 36 + 8 * 36 + 8 * 4 * 9)),
     ]
+
+
+@pytest.mark.parametrize(("frozen", "count"), [(True, 1), (False, 2)])
+def test_backward_of_a_convolution_takes_a_workspace_for_each_gradient(frozen: bool, count: int) -> None:
+    """Either gradient is a convolution of three operands: a frozen weight leaves only that of the input."""
+    layer = nn.Conv2d(4, 8, 3, padding=1, device=META).requires_grad_(not frozen)
+
+    def program(tracer: Tracer) -> None:
+        with tracer.stage("forward"):
+            layer(torch.empty(1, 4, 6, 6, device=META, requires_grad=True)).sum().backward()
+
+    found = [storage.bytes for storage in by_kind(tape_of(program), "workspace") if storage.stage == "backward"]
+    assert found == count * [4 * (4 * 36 + 8 * 36 + 8 * 4 * 9)]
 
 
 def test_numbers_can_be_read_where_there_are_none() -> None:
