@@ -230,8 +230,11 @@ class RunSimulator:
             schedule.results.save(key, outcome)
 
     def between_epochs(self, schedule: RunSchedule, capacity: int | None) -> Simulation:
-        """Simulate encoding between epochs within ``capacity`` bytes, on top of the memory that training holds."""
-        simulation = self.simulate(schedule, capacity, chapters=GROUPS_TO_TRAINING).copy(capacity)
+        """Simulate encoding between epochs within ``capacity`` bytes, on top of the memory that training holds.
+
+        Training holds the most late in a run, when validation and previews have fragmented its memory.
+        """
+        simulation = self.simulate(schedule, capacity).copy(capacity)
         simulation.phases = {}  # only what happens between epochs counts here
         _play_all(simulation, schedule.between_epochs())
         return simulation
@@ -296,7 +299,7 @@ def _trace_groups(schedule: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace]
     yield _traces(between), lambda simulation: _play_all(simulation, between)
     # A step that replays a graph allocates almost nothing.
     again = graphs.uncaptured if graphs else later
-    yield again, lambda simulation: simulation.play("train", again, join="highest")
+    yield again, lambda simulation: _train(simulation, again, join="highest")
 
 
 def _traces(phases: Iterable[PhaseTraces]) -> tuple[MemoryTrace, ...]:
@@ -307,11 +310,11 @@ def _play_all(simulation: Simulation, phases: Iterable[PhaseTraces]) -> bool:
     return all(simulation.play(phase_traces.phase, phase_traces.traces, join="highest") for phase_traces in phases)
 
 
-def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
+def _train(simulation: Simulation, traces: Sequence[MemoryTrace], *, join: Join = "replace") -> bool:
     """Replay optimizer steps until reserved memory stops growing; return False if memory ran out."""
     for _ in range(MOST_ROUNDS):  # the first round fragments the cache, so a later one may reserve more
         before = simulation.allocator.reserved
-        if not simulation.play("train", traces):
+        if not simulation.play("train", traces, join=join):
             return False
         if simulation.allocator.reserved == before:
             return True

@@ -28,7 +28,7 @@ ForecastResult = tuple[PhaseForecast, ...]
 _OOM_KEY = "hindered"  # appended to a result's key for the effects of memory limits
 
 # Raised when the same traces give another result: other allocator rules, other phases, or other contents.
-RULES = 4
+RULES = 5
 MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand results
 OUTCOME_SUFFIX = ".zip"
 OOM_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
