@@ -89,6 +89,7 @@ def by_name(queue: Queue) -> dict[str, Entry]:
     return {entry.job.parent.name: entry for entry in queue.entries() if entry.job}
 
 
+@pytest.mark.slow
 def test_three_jobs_are_done_though_whoever_queued_them_and_the_worker_are_killed(jobs, queue):
     paths = [jobs("first", 5000), jobs("bad", 2), jobs("third", 2)]
     with subprocess.Popen(

@@ -41,7 +41,7 @@ def traced(family: Family, fit: Mapping[str, Any], stream: StreamAmount) -> tupl
     ("family", "fit"),
     [
         ("sd15", {"gradient_checkpointing": "full", "quantize": "int8"}),
-        ("sdxl", {"gradient_checkpointing": "none"}),
+        pytest.param("sdxl", {"gradient_checkpointing": "none"}, marks=pytest.mark.slow),
         ("sdxl", {"gradient_checkpointing": BLOCKS, "quantize": "nf4", "dtype": "bf16"}),
     ],
 )
