@@ -386,6 +386,8 @@ def _remedy(lost: list[Slot], adapter: Adapter) -> str:
     untrained = {slot.part for slot in lost} - {slot.part for slot in adapter.slots}
     if untrained:
         return " ".join(f"Set {_SETTINGS[part]}.learning_rate above 0." for part in sorted(untrained))
+    if {slot.kind for slot in lost} <= {slot.kind for slot in adapter.slots if slot.part == "unet"}:
+        return "Remove the entries of recipe.blocks that exclude these layers with rate_factor = 0."
     layers = "all" if any(slot.kind == "conv" for slot in lost) else "linear"
     return f'Set recipe.layers = "{layers}".'
 

@@ -13,6 +13,7 @@ from trainer.adapter.names import Slot
 from trainer.config.recipe import BlockConfig, RecipeConfig
 from trainer.errors import JobError
 
+_PARTS = {"unet": "UNet", "text_encoder": "text encoder", "text_encoder_2": "second text encoder"}
 _KINDS = {"attention": ("attention",), "linear": ("attention", "linear"), "all": ("attention", "linear", "conv")}
 
 
@@ -43,13 +44,28 @@ def trained_layers(table: Sequence[Slot], recipe: RecipeConfig) -> dict[Slot, La
             settings = _stabilized(settings)
         if settings.rate_factor > 0:
             chosen[slot] = settings
-    if not chosen:
+    _refuse_untrained_parts(candidates, chosen)
+    return chosen
+
+
+def _refuse_untrained_parts(candidates: Sequence[Slot], chosen: Iterable[Slot]) -> None:
+    """Raise JobError if nothing is trained, or if blocks exclude all layers of a text encoder with a learning rate."""
+    if not candidates:
         raise JobError(
             "recipe.nothing_trained",
             "Every learning rate is zero, so nothing would be trained.",
             "Set recipe.learning_rate (typically 1e-4) or the learning rate of a text encoder above zero.",
         )
-    return chosen
+    trained = {slot.part for slot in chosen}
+    excluded = sorted({slot.part for slot in candidates} - trained - ({"unet"} if trained else set()))
+    if excluded:
+        part = excluded[0]
+        key = "recipe.learning_rate" if part == "unet" else f"recipe.{part}.learning_rate"
+        raise JobError(
+            "recipe.blocks",
+            f"All trained layers of the {_PARTS[part]} have rate_factor = 0 in recipe.blocks.",
+            f"Remove one of these entries, or set {key} = 0 so that the {_PARTS[part]} is not trained.",
+        )
 
 
 def _is_trained(slot: Slot, recipe: RecipeConfig) -> bool:

@@ -61,6 +61,8 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
     timesteps stay on the CPU: the scheduler reads them in each step and would synchronize with the device every time.
     """
     class_name, options = SAMPLERS[name]
+    if zero_terminal_snr:  # Karras noise levels up to its infinite sigma would spend most steps on almost pure noise
+        options = {key: value for key, value in options.items() if key != "use_karras_sigmas"}
     if name != "heun":
         options = {**options, "rescale_betas_zero_snr": zero_terminal_snr}
     elif zero_terminal_snr:
@@ -80,11 +82,16 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
 
     def on_cpu(steps: int, device: object = None) -> None:
         # LCM skips within 50 steps of the solver it was distilled from, so it takes no more of its own by default.
-        more = {"original_inference_steps": max(50, steps)} if name == "lcm" else {}
+        more = {"original_inference_steps": _divisor_of_1000(max(50, steps))} if name == "lcm" else {}
         set_timesteps(steps, device="cpu", **more)
 
     sampler.set_timesteps = on_cpu
     return sampler
+
+
+def _divisor_of_1000(least: int) -> int:
+    """Return the smallest divisor of 1000 from ``least`` up; with other numbers LCM would not start at pure noise."""
+    return next(divisor for divisor in (50, 100, 125, 200, 250, 500, 1000) if divisor >= least)
 
 
 def _betas_near_zero_snr() -> list[float]:

@@ -342,7 +342,9 @@ def suggestions(found: Iterable[Suggestion], deadline: Deadline) -> Iterator[str
         yield "No single change is known to use less memory."
     if deadline.left_out:
         keys = ", ".join(map(str, deadline.left_out))
-        yield from _paragraph(f"There was no time to compute changes of {keys}. Run again to add more.")
+        yield from _paragraph(
+            f"Time ran out before changes to {keys} were computed. Run the command again to see them."
+        )
 
 
 def padding(found: PaddingSaved) -> Iterator[str]:

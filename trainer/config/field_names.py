@@ -162,7 +162,7 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
     "recipe.schedule.kind": {
         "constant_with_warmup": "constant", "cosine_with_restarts": "restarts", "cosine_with_hard_restarts": "restarts",
         "cosine_with_min_lr": "cosine", "poly": "polynomial", "warmup_stable": "warmup_stable_decay",
-        "wsd": "warmup_stable_decay",
+        "wsd": "warmup_stable_decay", "piecewise_constant": "piecewise",
     },
     "recipe.objective.loss": {"l2": "mse", "mae": "l1", "pseudo_huber": "huber"},
     "recipe.objective.timesteps": {"sigmoid": "logit_normal", "logit-normal": "logit_normal"},
@@ -176,8 +176,8 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
         "euler_ancestral": "euler_a", "euler a": "euler_a", "k_euler": "euler", "k_euler_a": "euler_a",
         "dpm++ 2m": "dpmpp_2m", "dpm++_2m": "dpmpp_2m", "dpmsolver++": "dpmpp_2m",
         "dpm++ 2m karras": "dpmpp_2m_karras", "dpm++_2m_karras": "dpmpp_2m_karras",
-        "dpm++ 2m sde karras": "dpmpp_2m_sde_karras", "dpm++ sde karras": "dpmpp_2m_sde_karras",
-        "dpm++_sde_karras": "dpmpp_2m_sde_karras", "dpmpp_2m_sde": "dpmpp_2m_sde_karras", "k_heun": "heun",
+        "dpm++ 2m sde karras": "dpmpp_2m_sde_karras",
+        "k_heun": "heun",
         "uni_pc": "unipc", "unipcmultistep": "unipc",
     },
 }  # fmt: skip

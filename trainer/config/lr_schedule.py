@@ -108,7 +108,8 @@ def _inverse_sqrt(progress: float, run: _Run) -> float:
 
 
 def _warmup_stable_decay(progress: float, run: _Run) -> float:
-    decay = decay_steps(run.schedule, run.steps)
+    # Not longer than what is left after the warm-up, or the rate would jump there and start far below its value.
+    decay = max(1, min(decay_steps(run.schedule, run.steps), run.steps - run.warmup))
     decayed = max(0.0, 1.0 - (run.steps - _step_at(progress, run)) / decay)
     match run.schedule.decay_type:
         case "linear":

@@ -1,4 +1,4 @@
-"""What a training method is: its names, purpose and source, and for optimizers what their state and steps take."""
+"""What a training method is: its names, purpose and source, and for optimizers how much memory and work they need."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class OptimizerMethod(Method):
     class_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of its class in kohya's trainer where they differ from ours."""
     argument_names: Mapping[str, str] = field(default_factory=dict)
-    """Our keys of the arguments that its class calls otherwise."""
+    """Our names of the arguments that its class names differently."""
 
 
 def quantized(entries: int, *, paged: bool = False) -> StateLayout:

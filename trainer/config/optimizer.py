@@ -227,7 +227,7 @@ def _came_state(_: CameConfig, weight: MasterWeight) -> list[int]:
 
 
 class CameConfig(OptimizerSection):
-    """CAME: half of AdamW's memory; slows down where updates are unsure."""
+    """CAME: half of AdamW's memory; use a warmup, because its first steps are about ten times larger than AdamW's."""
 
     method = OptimizerMethod(
         title="CAME",
@@ -293,7 +293,7 @@ class AdoptConfig(_AdamLike):
 
 
 class StableAdamWConfig(_AdamLike):
-    """StableAdamW: AdamW without loss spikes."""
+    """StableAdamW: AdamW with clipped updates, which reduces loss spikes."""
 
     method = OptimizerMethod(
         title="StableAdamW",

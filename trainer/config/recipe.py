@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
@@ -47,7 +48,7 @@ class ObjectiveConfig(Section):
     huber_c: float = Field(default=0.1, gt=0.0, le=10.0, title="Huber c")
     """Error above which huber and smooth_l1 grow linearly (kohya: huber_c); lower: outliers count less."""
     huber_schedule: Literal["constant", "exponential", "snr"] | None = None
-    """How huber_c changes with noise (kohya: huber_schedule): the others fall from about 1 to it; default: constant."""
+    """How huber_c changes with noise (kohya: huber_schedule): the others fall to it from 1; default: constant."""
     huber_scale: float | None = Field(default=None, gt=0.0, le=100.0)
     """Factor of huber_c with the schedules constant and exponential (kohya: huber_scale); default: 1."""
     min_snr_gamma: float | None = Field(default=None, gt=0.0, le=100.0, title="Min-SNR gamma")
@@ -86,7 +87,7 @@ class ObjectiveConfig(Section):
     """Highest timestep; 999 is the most noise (kohya: max_timestep, which is exclusive: 1000 there is 999 here)."""
 
     timestep_bias: Literal["earlier", "later", "range"] | None = None
-    """Timesteps to sample more often (diffusers: timestep_bias_strategy); earlier: little noise; default: off."""
+    """Timesteps sampled more often (diffusers: timestep_bias_strategy); earlier prefers little noise; default: off."""
     timestep_bias_multiplier: float | None = Field(default=None, gt=0.0, le=1000.0)
     """How many times as often the biased timesteps are sampled; below 1: less often; default: 2."""
     timestep_bias_portion: float | None = Field(default=None, gt=0.0, lt=1.0)
@@ -117,7 +118,7 @@ class ObjectiveConfig(Section):
         first, *others = [key for key, is_on in weightings.items() if is_on] or [""]
         if others:
             words = " and ".join(others)
-            yield first, f"cannot be combined with {words}: they all weight the timesteps; use only one of them"
+            yield first, f"cannot be combined with {words}: use only one of these weights of timesteps"
         if self.timestep_min > self.timestep_max:
             yield "timestep_min", f"is {self.timestep_min}, which is above timestep_max = {self.timestep_max}"
         begin, end = self.biased_range
@@ -201,7 +202,9 @@ class ScheduleConfig(Section):
         (factor,) = last
         ends = [0.0, *(end for _, end in pieces)]
         factors = [*(factor for factor, _ in pieces), float(factor)]
-        if not all(0.0 <= each <= 1000.0 for each in factors) or not all(a < b < inf for a, b in pairwise(ends)):
+        alike = all(end < 1 for end in ends) or all(end.is_integer() for end in ends)
+        rising = all(a < b < inf for a, b in pairwise(ends))
+        if not (alike and rising and all(0.0 <= each <= 1000.0 for each in factors)):
             raise ValueError(self.step_rules)
         return [*pieces, (float(factor), inf)]
 
@@ -211,13 +214,15 @@ class ScheduleConfig(Section):
             value = getattr(self, key)
             if isinstance(value, float) and value >= 1:
                 yield key, f"is {value}: use a whole number of steps, or a share of the run below 1"
-        if self.kind != "piecewise" and self.step_rules is None:
+        if self.step_rules is None:
+            if self.kind == "piecewise":
+                yield "kind", 'is "piecewise", which needs step_rules, such as 1:100,0.1:200,0.01'
             return
         try:
             self.pieces()
         except ValueError:
             form = "write factor:step pairs with rising steps and the last factor, such as 1:100,0.1:200,0.01"
-            yield "step_rules", f"is missing or wrong: {form}"
+            yield "step_rules", f"is wrong: {form}; steps are whole numbers, or all are shares of the run below 1"
 
 
 Rank = Annotated[int, Field(ge=1, le=1024)]
@@ -337,6 +342,11 @@ class RecipeConfig(Section):
         """Return whether captions differ in padded length; runs of earlier versions do not set `caption_padding`."""
         return self.caption_padding == "caption" and self.token_chunks > 75
 
+    def alpha_at(self, rank: int) -> float:
+        """Return the alpha at which a LoRA of another rank has the same scale."""
+        ratio = rank / self.rank
+        return self.alpha * (math.sqrt(ratio) if self.rank_stabilized else ratio)
+
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for more than one length, nothing to train, and rates or schedules the optimizer cannot use."""
         lengths = [key for key in LENGTH_KEYS if getattr(self, key) is not None]
@@ -356,14 +366,15 @@ class RecipeConfig(Section):
         finds_rate = self.optimizer.ignores_rates or self.optimizer.method.finds_rate
         for number, block in enumerate(self.blocks or ()):
             if finds_rate and block.rate_factor not in (None, 0.0, 1.0):
-                reason = f"must be 0 or 1: {self.optimizer.who} finds one learning rate for all layers"
+                reason = f"must be 0 or 1: {self.optimizer.who} finds the learning rates itself"
                 yield f"blocks.{number}.rate_factor", reason
 
     def _matrix_rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for settings of the up and down matrices that the optimizer cannot follow."""
         optimizer = self.optimizer
-        if self.lora_plus_ratio is not None and (optimizer.ignores_rates or optimizer.method.one_rate):
-            yield "lora_plus_ratio", f"cannot be used: {optimizer.who} finds one learning rate for all matrices"
+        finds_rate = optimizer.ignores_rates or optimizer.method.finds_rate
+        if self.lora_plus_ratio not in (None, 1.0) and finds_rate:
+            yield "lora_plus_ratio", f"cannot be used: {optimizer.who} finds the learning rates itself"
         if self.max_weight_norm is not None and optimizer.method.averages:
             yield "max_weight_norm", f"cannot be used: {optimizer.who} would not scale its averaged weights down"
 

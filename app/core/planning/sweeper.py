@@ -8,6 +8,7 @@ from app.core.engine import ServedProcess
 from app.core.events import Emitter
 from app.core.planning.forecaster import ForecastRequest
 from app.core.tasks import Post
+from trainer.config.recipe import RecipeConfig
 from trainer.errors import ImpastoError
 from trainer.protocol.sweep import Sweep, SweepPoint, sweep_from
 
@@ -74,11 +75,10 @@ class Sweeper:
         self.changed.emit(None)
 
 
-def settings_of(point: SweepPoint, alpha: float | None, rank: int | None) -> dict[str, Any]:
+def settings_of(point: SweepPoint, recipe: RecipeConfig | None) -> dict[str, Any]:
     """Return the job settings of a configuration, as values by key.
 
-    ``alpha`` and ``rank`` are those of the job: a written alpha is changed with the rank, so that alpha / rank, the
-    strength of the LoRA, stays the same.
+    ``recipe`` is that of the job if it has an alpha, which is changed with the rank so that the LoRA keeps its scale.
     """
     blocks = point.gradient_checkpointing
     keys: dict[str, Any] = {
@@ -90,6 +90,6 @@ def settings_of(point: SweepPoint, alpha: float | None, rank: int | None) -> dic
         "fit.quantize": point.quantize,
         "fit.gradient_checkpointing": blocks if isinstance(blocks, str) else list(blocks),
     }
-    if alpha is not None and rank:
-        keys["recipe.alpha"] = alpha * point.rank / rank
+    if recipe is not None:
+        keys["recipe.alpha"] = recipe.alpha_at(point.rank)
     return keys

@@ -1,4 +1,4 @@
-"""The chart below the settings of the learning rate schedule; it imports numpy, so import it when it is shown."""
+"""The chart above the settings of the learning rate schedule; it imports numpy, so import it when it is shown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ScheduleChart(QWidget):
             first=rate(float(values[0])),
             most=rate(float(values.max())),
             last=rate(float(values[-1])),
-            steps=count(steps[-1]),
+            steps=count(steps[-1] + 1),
         )
         line = ChartLine(self.tr("learning rate"), np.array(steps, dtype=float), values, "plain")
         self.chart.draw(ChartSpec((line,), words=description))

@@ -19,7 +19,7 @@ from trainer.errors import JobError
 
 
 def recipe(*blocks: dict[str, Any], **changes: Any) -> RecipeConfig:
-    return RecipeConfig.model_validate({"rank": 8, "alpha": 4.0, "blocks": blocks, **changes})
+    return RecipeConfig.model_validate({"rank": 8, "alpha": 4.0, "blocks": blocks or None, **changes})
 
 
 def published(family: Family) -> tuple[Slot, ...]:
@@ -93,9 +93,21 @@ def test_an_entry_without_effect_is_an_error(match: str, reason: str) -> None:
     assert "remove the entry" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("match", "part", "key"),
+    [("*", "UNet", "recipe.learning_rate"), ("text_encoder.*", "text encoder", "recipe.text_encoder.learning_rate")],
+)
+def test_a_part_without_any_layer_is_an_error(match: str, part: str, key: str) -> None:
+    """A text encoder would be loaded and run in every step all the same."""
+    encoder = {"learning_rate": 1e-5} if part == "text encoder" else {}
+    with pytest.raises(JobError, match=f"All trained layers of the {part} have rate_factor = 0") as caught:
+        trained_layers(published("sd15"), recipe({"match": match, "rate_factor": 0.0}, text_encoder=encoder))
+    assert key in caught.value.remedy
+
+
 def test_nothing_is_left_to_train() -> None:
     with pytest.raises(JobError, match="nothing would be trained"):
-        trained_layers(published("sd15"), recipe({"match": "*", "rate_factor": 0.0}))
+        trained_layers(published("sd15"), recipe().model_copy(update={"learning_rate": 0.0, "blocks": None}))
 
 
 @pytest.mark.parametrize("lean", [True, False])

@@ -101,3 +101,22 @@ def test_heun_has_the_noise_of_eulers_schedule_down_to_pure_noise() -> None:
 def test_lcm_takes_more_steps_than_its_solver() -> None:
     found = draw("lcm", 60, known_image(0.3))
     torch.testing.assert_close(found, torch.full_like(found, 0.3), rtol=0.0, atol=0.05)
+
+
+@pytest.mark.parametrize("steps", [1, 50, 60, 101, 149, 501, 1000])
+def test_lcm_starts_at_pure_noise_for_any_number_of_steps(steps: int) -> None:
+    sampler = make_sampler("lcm", "epsilon", zero_terminal_snr=False)
+    sampler.set_timesteps(steps)
+    assert int(sampler.timesteps[0]) == 999
+
+
+def test_without_an_image_at_the_end_of_noise_karras_wastes_no_steps_on_it() -> None:
+    """The noise levels of a base with zero terminal SNR go up to 4096, where nothing can be seen."""
+    sampler = make_sampler("dpmpp_2m_karras", "v", zero_terminal_snr=True)
+    sampler.set_timesteps(20)
+    assert int((sampler.sigmas > 14.7).sum()) <= 3
+    usual = make_sampler("dpmpp_2m_karras", "epsilon", zero_terminal_snr=False)
+    usual.set_timesteps(20)
+    plain = make_sampler("dpmpp_2m", "epsilon", zero_terminal_snr=False)
+    plain.set_timesteps(20)
+    assert not torch.allclose(usual.sigmas, plain.sigmas)

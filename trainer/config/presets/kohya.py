@@ -43,6 +43,8 @@ _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
 _SCHEDULES = choices(ScheduleConfig.model_fields["kind"].annotation)
 _LOSSES = choices(ObjectiveConfig.model_fields["loss"].annotation)
 _HUBER_SCHEDULES = choices(ObjectiveConfig.model_fields["huber_schedule"].annotation)
+_WITH_UNWRITTEN_SETTINGS = ("cosine_with_min_lr", "warmup_stable_decay", "piecewise", "piecewise_constant")
+"""Schedules that depend on settings that sd-scripts does not write into files."""
 _ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
 
 
@@ -169,13 +171,14 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
 
 
 def _lora_plus(arguments: dict[str, Any], mapped: Conversion) -> None:
-    """Convert LoRA+ ratios; the UNet's own ratio takes precedence, and a text encoder's own is not supported."""
-    common = _number(arguments.pop("loraplus_lr_ratio", None))
-    unet = _number(arguments.pop("loraplus_unet_lr_ratio", None)) or common
-    encoder = _number(arguments.pop("loraplus_text_encoder_lr_ratio", None)) or common
-    if encoder not in (None, unet):
-        mapped.notes.append("ss_network_args.loraplus_text_encoder_lr_ratio: the UNet's ratio is used for all parts")
-    mapped.set("lora_plus_ratio", unet)
+    """Convert LoRA+ ratios, of which 0 means off: the UNet's is used for all parts."""
+    common, unet, encoder = (
+        _number(arguments.pop(f"loraplus_{part}lr_ratio", None)) or None for part in ("", "unet_", "text_encoder_")
+    )
+    mapped.set("lora_plus_ratio", unet or common)
+    if (encoder or common) != (unet or common):
+        what = "the UNet's ratio is used for all parts" if unet or common else "only the UNet's ratio is supported"
+        mapped.notes.append(f"ss_network_args.loraplus_text_encoder_lr_ratio: {what}")
 
 
 def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
@@ -206,7 +209,7 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
     kind = OPTIMIZERS[name]
     stated: dict[str, Any] = {"name": name, **kind.method.class_defaults}
     for key, value in ((kind.method.argument_names.get(key, key), value) for key, value in _arguments(arguments)):
-        if key in kind.model_fields and not isinstance(value, tuple | str):
+        if key in kind.model_fields.keys() - {"name"} and isinstance(value, bool | int | float):
             stated[key] = value
         elif key == "betas" and isinstance(value, tuple):
             betas = (name for name in ("beta1", "beta2", "beta3") if name in kind.model_fields)
@@ -238,6 +241,8 @@ def _schedule(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> No
         mapped.notes.append(f"ss_lr_scheduler: {_short(text)} is not supported")
         return
     mapped.set("schedule.kind", kind)
+    if text.lower() in _WITH_UNWRITTEN_SETTINGS:
+        mapped.notes.append(f"ss_lr_scheduler: {_short(text)}; its further settings are not in the file")
     mapped.set("schedule.warmup", 0 if text == "constant" else _warmup(values.get("ss_lr_warmup_steps")))
 
 
@@ -289,7 +294,10 @@ def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
         mapped.set("objective.huber_c", _number(values.get("ss_huber_c")))
         mapped.set("objective.huber_scale", _number(values.get("ss_huber_scale")))
         schedule = values.get("ss_huber_schedule")
-        mapped.set("objective.huber_schedule", schedule if schedule in _HUBER_SCHEDULES else None)
+        known = schedule if schedule in _HUBER_SCHEDULES else None
+        mapped.set("objective.huber_schedule", known)
+        if schedule and not known:
+            mapped.notes.append(f"ss_huber_schedule: {_short(schedule)} is not supported")
 
 
 def _arguments(text: str) -> Iterator[tuple[str, Any]]:
@@ -300,7 +308,7 @@ def _arguments(text: str) -> Iterator[tuple[str, Any]]:
     for key, value in _ARGUMENT.findall(text.removesuffix(")")[:2000]):
         try:
             yield key, ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that it raises, by its docs
             yield key, value
 
 

@@ -108,11 +108,13 @@ def _run_bytes(job: Job, workload: Workload) -> int:
 
 
 def _weights(workload: Workload) -> int:
-    """Return the number of LoRA parameters of the UNet."""
+    """Return the least number of LoRA parameters of the UNet."""
     recipe, counts = workload.recipe, _WEIGHTS[workload.family]
-    if not recipe.learning_rate:
-        return 0
-    return sum(counts[kind] * _rank(recipe, kind) for kind in _kinds(recipe))
+    blocks = recipe.blocks or ()
+    if not recipe.learning_rate or any(block.rate_factor == 0 for block in blocks):
+        return 0  # blocks may leave out any layers
+    ranks = [block.rank for block in blocks if block.rank]
+    return sum(counts[kind] * min([_rank(recipe, kind), *ranks]) for kind in _kinds(recipe))
 
 
 def _kinds(recipe: RecipeConfig) -> tuple[str, ...]:

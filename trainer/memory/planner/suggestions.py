@@ -77,8 +77,7 @@ def _singles(recipe: RecipeConfig) -> Iterator[dict[str, Any]]:
         yield {f"{name}.learning_rate": 0.0 for name in trained}
     rank = recipe.rank // 2
     while rank >= LOWEST_RANK:
-        # alpha/rank, the strength of the LoRA, stays the same.
-        yield {"rank": rank, "alpha": recipe.alpha * rank / recipe.rank}
+        yield {"rank": rank, "alpha": recipe.alpha_at(rank)}
         rank //= 2
 
 

@@ -54,12 +54,12 @@ def build_optimizer(config: OptimizerSection, groups: Iterable[ParameterGroup]) 
 def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, float]:
     """Set every group's rate to its base rate times ``multiplier``; return the effective rate of each part.
 
-    That is the rate of the part's first group. Call this before each step with the schedule's value. Prodigy multiplies
-    the rate by its estimated step size d, so d times the rate is returned for it; with a multiplier of 0 neither its
-    weights nor d change. Schedule-Free weights
-    its average by the largest rate so far, so with a falling schedule late steps count as much as early ones: its
-    schedule should be constant, with its own warm-up. Adafactor with relative_step ignores the rate; the rate returned
-    for it is its relative step, before the scaling by the weights that scale_parameter adds.
+    That is the rate of the part's first group: the part's own, unless blocks change all of it. Call this before each
+    step with the schedule's value. Prodigy multiplies the rate by its estimated step size d, so d times the rate is
+    returned for it; with a multiplier of 0 neither its weights nor d change. Schedule-Free weights its average by the
+    largest rate so far, so with a falling schedule late steps count as much as early ones: its schedule should be
+    constant, with its own warm-up. Adafactor with relative_step ignores the rate; the rate returned for it is its
+    relative step, before the scaling by the weights that scale_parameter adds.
     """
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:

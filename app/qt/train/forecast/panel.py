@@ -354,8 +354,8 @@ class ForecastPanel(QWidget):
     def _take_configuration(self, draft: Draft, point: SweepPoint) -> None:
         """Write a configuration's settings into the job that it was found for, if that is still open."""
         if draft is self._draft:
-            rank = draft.job.recipe.rank if draft.job else None
-            keys = settings_of(point, draft.get("recipe.alpha"), rank)
+            recipe = draft.job.recipe if draft.job and draft.get("recipe.alpha") is not None else None
+            keys = settings_of(point, recipe)
             self._take(keys, self.tr("settings that fill the GPU"))
 
     # --- showing

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from app.core.planning.forecaster import ForecastRequest
@@ -11,6 +13,7 @@ from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.train.sweep import SweepDialog, summary
 from tests.support.drafts import opened
 from tests.support.forecasts import known_job
+from trainer.config.recipe import RecipeConfig
 from trainer.protocol.sweep import Sweep, SweepPoint
 
 # The only way of training SD 1.5 whose traces ship.
@@ -54,11 +57,12 @@ def test_a_configuration_goes_into_the_job_as_one_step(qtbot, panel, draft):
     assert f"{found.computed:,} combinations computed, {found.skipped:,} skipped" in dialog.state.text()
     dialog.table.setCurrentIndex(dialog.table.lines.index(1, 0))
     assert dialog.selected == dialog.chart.selected == found.points[1]
-    before, alpha = draft.get("recipe.rank"), draft.get("recipe.alpha")
+    before = draft.get("recipe.rank")
+    recipe = draft.job.recipe if draft.get("recipe.alpha") is not None else None
     dialog.take.click()
     point = found.points[1]
-    taken = {key: draft.get(key) for key in settings_of(point, alpha, before)}
-    assert taken == settings_of(point, alpha, before) and draft.job is not None
+    taken = {key: draft.get(key) for key in settings_of(point, recipe)}
+    assert taken == settings_of(point, recipe) and draft.job is not None
     assert draft.undo() is not None and draft.get("recipe.rank") == before
     dialog.close()
 
@@ -92,10 +96,12 @@ def test_an_error_is_shown_and_closing_stops_the_search(qtbot, panel, session, d
 
 def test_a_written_alpha_keeps_the_strength_of_the_lora():
     point = SweepPoint(2, 768, 64, ("mid_block",), "int8", "adamw8bit", 1, 1, 0.9, 1.0)
-    keys = settings_of(point, 8.0, 16)
+    keys = settings_of(point, RecipeConfig(rank=16, alpha=8.0))
     assert keys["recipe.alpha"] / keys["recipe.rank"] == 8.0 / 16
+    keys = settings_of(point, RecipeConfig(rank=16, alpha=8.0, rank_stabilized=True))
+    assert keys["recipe.alpha"] / math.sqrt(keys["recipe.rank"]) == 8.0 / math.sqrt(16)
     assert keys["fit.gradient_checkpointing"] == ["mid_block"] and keys["fit.micro_batch"] == 2
-    assert "recipe.alpha" not in settings_of(point, None, 16)
+    assert "recipe.alpha" not in settings_of(point, None)
 
 
 @pytest.mark.parametrize(

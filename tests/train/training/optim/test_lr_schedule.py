@@ -1,5 +1,6 @@
 """Schedules: diffusers' own where it has the same curve, a float64 formula elsewhere."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -100,9 +101,12 @@ def test_pieces_are_those_of_diffusers(rules: str) -> None:
     assert our_curve(kind="piecewise", step_rules=rules) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("rules", [None, "", "1:50", "1:50,0.1:40,0.01", "a:1,1", "1:0,1", "1:inf,1", "nan", "1:2:3,1"])
+@pytest.mark.parametrize(
+    "rules",
+    [None, "", "1:50", "1:50,0.1:40,0.01", "a:1,1", "1:0,1", "1:inf,1", "nan", "1:2:3,1", "1:0.5,0.1:2,1", "1:1.5,1"],
+)
 def test_wrong_pieces_are_refused(rules: str | None) -> None:
-    with pytest.raises(ValidationError, match="step_rules"):
+    with pytest.raises(ValidationError, match="step_rules"):  # also in words about the kind, which needs them
         ScheduleConfig(kind="piecewise", step_rules=rules)
 
 
@@ -144,3 +148,12 @@ def test_every_curve_stays_where_it_ended(kind: str) -> None:
 def test_warmup_may_fill_the_whole_run() -> None:
     at = multiplier(ScheduleConfig(kind="linear", warmup=STEPS), STEPS)
     assert [at(0), at(50), at(STEPS - 1)] == [0.0, 0.25, 0.995]
+
+
+@pytest.mark.parametrize(("warmup", "decay", "steps"), [(0, 1000, 20), (100, 1000, 500), (0.5, 0.9, 20)])
+def test_a_decay_that_is_too_long_begins_after_the_warmup(warmup: float, decay: float, steps: int) -> None:
+    schedule = ScheduleConfig.model_validate({"kind": "warmup_stable_decay", "warmup": warmup, "decay": decay})
+    at, first = multiplier(schedule, steps), warmup_steps(schedule, steps)
+    factors = [at(step) for step in range(steps)]
+    assert factors[first] == 1.0
+    assert max(abs(a - b) for a, b in pairwise(factors)) < 0.2

@@ -172,6 +172,7 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
     assert "clip_skip" not in found
     named = [each.partition(": ")[0] for each in made.left_out]
     assert named == [
+        "ss_network_args.loraplus_text_encoder_lr_ratio",
         "ss_optimizer.decouple",
         "ss_text_encoder_lr",
         "ss_text_encoder_lr",
@@ -244,7 +245,8 @@ def test_optimizers_are_told_by_their_class(text: str, expected: dict[str, Any] 
         ("cosine_with_min_lr", "10", {"kind": "cosine", "warmup": 10}),
         ("inverse_sqrt", "100", {"kind": "inverse_sqrt", "warmup": 100}),
         ("warmup_stable_decay", "0.1", {"kind": "warmup_stable_decay", "warmup": 0.1}),
-        ("piecewise_constant", "0", None),
+        ("piecewise_constant", "0", {"kind": "piecewise", "warmup": 0}),
+        ("nonsense", "0", None),
     ],
 )
 def test_schedules_are_told_with_their_warm_up(text: str, warmup: str, expected: dict[str, Any] | None) -> None:
@@ -314,6 +316,30 @@ def test_our_own_lora_tells_of_the_encoders_that_its_family_has(
     assert ("text_encoder_2" in found) == listed and "text_encoder" in found
 
 
+@pytest.mark.parametrize(
+    ("written", "ratio", "noted"),
+    [
+        ({"loraplus_lr_ratio": "8"}, 8.0, False),
+        ({"loraplus_lr_ratio": "0"}, None, False),
+        ({"loraplus_unet_lr_ratio": "16"}, 16.0, True),  # the text encoders have none there
+        ({"loraplus_text_encoder_lr_ratio": "16"}, None, True),
+        ({"loraplus_lr_ratio": "4", "loraplus_unet_lr_ratio": "16"}, 16.0, True),
+    ],
+)
+def test_one_lora_plus_ratio_is_taken_for_all_parts(
+    written: dict[str, str], ratio: float | None, noted: bool, tmp_path: Path
+) -> None:
+    made = preset_of_lora(lora(tmp_path, SD15, FOLDER | {"ss_network_args": json.dumps(written)}))
+    assert recipe(made).get("lora_plus_ratio") == ratio
+    assert any("loraplus_text_encoder_lr_ratio" in each for each in made.left_out) == noted
+
+
+def test_a_schedule_whose_rules_are_not_in_the_file_costs_the_schedule_alone(tmp_path: Path) -> None:
+    made = preset_of_lora(lora(tmp_path, SD15, FOLDER | {"ss_lr_scheduler": "piecewise_constant"}, rank=32))
+    assert recipe(made)["rank"] == 32 and "kind" not in recipe(made).get("schedule", {})
+    assert any("step_rules" in each for each in made.left_out)
+
+
 HOSTILE = {
     "huge JSON": {"ss_datasets": "[" * 50_000},
     "JSON of other things": {"ss_datasets": '[{"subsets": 3, "resolution": {"a": 1}}]', "ss_network_args": "[1]"},
@@ -321,6 +347,7 @@ HOSTILE = {
     "numbers without end": {"ss_network_dim": "9" * 5000, "ss_seed": "1e400", "ss_unet_lr": "nan"},
     "names of paths": {"ss_output_name": "../../x", "ss_sd_model_name": "C:\\models\\x\\y.safetensors"},
     "out of range": {"ss_network_dim": "100000", "ss_noise_offset": "7", "ss_max_grad_norm": "-3"},
+    "arguments that are no numbers": {"ss_optimizer": "AdamW(x={[]},weight_decay=[1],name=5,eps={},betas=({[]},1))"},
     "strange sizes": {"ss_keep_tokens": "-3", "ss_resolution": "(1, 2)", "ss_lr_warmup_steps": "-5"},
     "huge sizes": {"ss_resolution": "(99999999, 0)", "ss_min_bucket_reso": "9" * 40},
     "our own key broken": {RECIPE_KEY: "{" * 40_000, "ss_network_dim": "4"},

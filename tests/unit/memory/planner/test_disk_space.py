@@ -98,6 +98,9 @@ def test_a_disk_without_room_for_the_runs_files_is_told(job: Path) -> None:
     assert (refused.value.code, refused.value.remedy) == (error.code, error.remedy)
     assert "LoRA files and checkpoints" in refused.value.sentence
     assert not list(disk_errors(load_job(job, ["recipe.rank=1", "recipe.steps=10"]), found.workload, None))
+    blocks = ({"match": "unet.*", "rate_factor": 0.0},)  # as much as nothing of the UNet
+    few = replace(found.workload, recipe=found.workload.recipe.replaced(blocks=blocks))
+    assert not list(disk_errors(frozen, few, None))
 
 
 def test_what_is_encoded_counts_where_it_goes(job: Path) -> None:
