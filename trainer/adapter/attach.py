@@ -25,9 +25,9 @@ from trainer.adapter import lean as lean_layers
 from trainer.adapter.layers import LayerSettings, trained_layers
 from trainer.adapter.lean.lora import register
 from trainer.adapter.lean.transformer import install
-from trainer.adapter.names import Part, Slot, slots
+from trainer.adapter.names import Slot, slots
 from trainer.adapter.reading import LoraLayer, LoraWeights, read_lora, reshape_to_layer
-from trainer.config.base import Family
+from trainer.config.base import Family, Part
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import LoraFileError
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.config.base import Family
+from trainer.config.base import Family, Part
 from trainer.errors import BaseModelError
 
-Part = Literal["unet", "text_encoder", "text_encoder_2"]
 Kind = Literal["attention", "linear", "conv"]
 
 # The projections of a CLIP layer, which A1111 and diffusers accept only together.

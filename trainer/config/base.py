@@ -12,6 +12,8 @@ from trainer.config.schema import Section
 
 Family = Literal["sd15", "sdxl"]
 Prediction = Literal["epsilon", "v"]
+Part = Literal["unet", "text_encoder", "text_encoder_2"]
+"""Part of a base that a LoRA can change."""
 
 NATIVE_RESOLUTION: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
 """Side in pixels of the square images that each family was trained on."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.config.base import BaseConfig
+from trainer.config.base import BaseConfig, Part
 from trainer.config.fit import FallbackStep, FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import Section
@@ -209,10 +209,10 @@ class Job(Section):
     """Where the LoRA is saved."""
 
 
-def learning_rates(job: Job) -> dict[Literal["unet", "text_encoder", "text_encoder_2"], float]:
+def learning_rates(job: Job) -> dict[Part, float]:
     """Return the learning rate of each trained part, leaving out parts with rate 0."""
     recipe = job.recipe
-    rates: dict[Literal["unet", "text_encoder", "text_encoder_2"], float] = {
+    rates: dict[Part, float] = {
         "unet": recipe.learning_rate,
         "text_encoder": recipe.text_encoder.learning_rate,
         "text_encoder_2": recipe.text_encoder_2.learning_rate,

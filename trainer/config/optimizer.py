@@ -42,6 +42,11 @@ class OptimizerSection(Section):
         return False
 
     @property
+    def finds_rates(self) -> bool:
+        """Return whether it finds the learning rates itself, so that no factor between layers has its meaning."""
+        return self.ignores_rates or self.method.finds_rate
+
+    @property
     def own_warmup(self) -> str:
         """Return the setting that replaces the schedule's warmup; empty if none is needed."""
         return ""
@@ -380,7 +385,27 @@ class ProdigyConfig(OptimizerSection):
     """Use Adam's bias correction in the first steps (kohya: use_bias_correction)."""
 
 
-class ScheduleFreeConfig(OptimizerSection):
+class _ScheduleFreeLike(OptimizerSection):
+    beta1: Beta = 0.9
+    """Interpolation between the latest and the averaged weights; typically 0.9."""
+    beta2: Beta = 0.999
+    """Decay rate of the squared gradient average; typically 0.99 to 0.999."""
+    eps: Epsilon = 1e-8
+    """Epsilon: small number that prevents division by zero; typically 1e-8."""
+    weight_decay: WeightDecay = 0.01
+    """Weight decay; typically 0.01."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error for beta1 = 0.
+
+        The averaged weights are computed from the trained and the latest weights. With beta1 = 0, these would be equal,
+        and the average could not be recovered.
+        """
+        if self.beta1 == 0.0:
+            yield "beta1", "must be above 0, or there are no averaged weights to export"
+
+
+class ScheduleFreeConfig(_ScheduleFreeLike):
     """Schedule-Free AdamW: needs no learning rate schedule; set it to constant."""
 
     method = OptimizerMethod(
@@ -397,14 +422,6 @@ class ScheduleFreeConfig(OptimizerSection):
     )
     name: Literal["schedulefree"] = "schedulefree"
     """Schedule-Free AdamW, from schedulefree."""
-    beta1: Beta = 0.9
-    """Interpolation between the latest and the averaged weights; typically 0.9."""
-    beta2: Beta = 0.999
-    """Decay rate of the squared gradient average; typically 0.99 to 0.999."""
-    eps: Epsilon = 1e-8
-    """Epsilon: small number that prevents division by zero; typically 1e-8."""
-    weight_decay: WeightDecay = 0.01
-    """Weight decay; typically 0.01."""
     warmup_steps: int = Field(default=0, ge=0)
     """Warmup steps of the optimizer itself."""
 
@@ -413,17 +430,8 @@ class ScheduleFreeConfig(OptimizerSection):
         """Return its own warmup."""
         return "optimizer.warmup_steps"
 
-    def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield an error for beta1 = 0.
 
-        The averaged weights are computed from the trained and the latest weights. With beta1 = 0, these would be equal,
-        and the average could not be recovered.
-        """
-        if self.beta1 == 0.0:
-            yield "beta1", "must be above 0, or there are no averaged weights to export"
-
-
-class RAdamScheduleFreeConfig(OptimizerSection):
+class RAdamScheduleFreeConfig(_ScheduleFreeLike):
     """Schedule-Free RAdam: needs neither a learning rate schedule nor warmup; set it to constant."""
 
     method = OptimizerMethod(
@@ -441,19 +449,6 @@ class RAdamScheduleFreeConfig(OptimizerSection):
     )
     name: Literal["radam_schedulefree"] = "radam_schedulefree"
     """Schedule-Free RAdam, from schedulefree."""
-    beta1: Beta = 0.9
-    """Interpolation between the latest and the averaged weights; typically 0.9."""
-    beta2: Beta = 0.999
-    """Decay rate of the squared gradient average; typically 0.99 to 0.999."""
-    eps: Epsilon = 1e-8
-    """Epsilon: small number that prevents division by zero; typically 1e-8."""
-    weight_decay: WeightDecay = 0.01
-    """Weight decay; typically 0.01."""
-
-    def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield an error for beta1 = 0, for the reason that Schedule-Free AdamW has."""
-        if self.beta1 == 0.0:
-            yield "beta1", "must be above 0, or there are no averaged weights to export"
 
 
 def _prodigy_plus_state(config: ProdigyPlusConfig, weight: MasterWeight) -> list[int]:
@@ -465,7 +460,7 @@ def _prodigy_plus_state(config: ProdigyPlusConfig, weight: MasterWeight) -> list
     return [FP32 * numbers, *second, 2 if weight.starts_at_zero else kept, kept]
 
 
-class ProdigyPlusConfig(OptimizerSection):
+class ProdigyPlusConfig(_ScheduleFreeLike):
     """Prodigy with Schedule-Free averages: finds the rate of each part; set all learning rates to 1.0."""
 
     method = OptimizerMethod(
@@ -484,12 +479,8 @@ class ProdigyPlusConfig(OptimizerSection):
     )
     name: Literal["prodigy_plus_schedulefree"] = "prodigy_plus_schedulefree"
     """Prodigy+ScheduleFree, from prodigy-plus-schedule-free."""
-    beta1: Beta = 0.9
-    """Interpolation between the latest and the averaged weights; typically 0.9."""
     beta2: Beta = 0.99
     """Decay rate of the squared gradient average; typically 0.99."""
-    eps: Epsilon = 1e-8
-    """Epsilon: small number that prevents division by zero; typically 1e-8."""
     weight_decay: WeightDecay = 0.0
     """Weight decay; typically 0."""
     d_coef: float = Field(default=1.0, gt=0.0, le=100.0)
@@ -502,11 +493,6 @@ class ProdigyPlusConfig(OptimizerSection):
     """Scale updates down by their root mean square (kohya: use_stableadamw)."""
     bias_correction: bool = False
     """Use RAdam's bias correction and warmup (kohya: use_bias_correction)."""
-
-    def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield an error for beta1 = 0, for the reason that Schedule-Free AdamW has."""
-        if self.beta1 == 0.0:
-            yield "beta1", "must be above 0, or there are no averaged weights to export"
 
 
 OptimizerConfig = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from math import inf
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -203,10 +202,10 @@ class ScheduleConfig(Section):
         ends = [0.0, *(end for _, end in pieces)]
         factors = [*(factor for factor, _ in pieces), float(factor)]
         alike = all(end < 1 for end in ends) or all(end.is_integer() for end in ends)
-        rising = all(a < b < inf for a, b in pairwise(ends))
+        rising = all(a < b < math.inf for a, b in pairwise(ends))
         if not (alike and rising and all(0.0 <= each <= 1000.0 for each in factors)):
             raise ValueError(self.step_rules)
-        return [*pieces, (float(factor), inf)]
+        return [*pieces, (float(factor), math.inf)]
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for step numbers of 1 or more that are not whole, and for missing or wrong step rules."""
@@ -362,19 +361,17 @@ class RecipeConfig(Section):
                 "set each to 1.0",
             )
         yield from self._schedule_rules()
-        yield from self._matrix_rules()
-        finds_rate = self.optimizer.ignores_rates or self.optimizer.method.finds_rate
-        for number, block in enumerate(self.blocks or ()):
-            if finds_rate and block.rate_factor not in (None, 0.0, 1.0):
-                reason = f"must be 0 or 1: {self.optimizer.who} finds the learning rates itself"
-                yield f"blocks.{number}.rate_factor", reason
+        yield from self._layer_rules()
 
-    def _matrix_rules(self) -> Iterator[tuple[str, str]]:
-        """Yield errors for settings of the up and down matrices that the optimizer cannot follow."""
+    def _layer_rules(self) -> Iterator[tuple[str, str]]:
+        """Yield errors for settings of single layers or matrices that the optimizer cannot follow."""
         optimizer = self.optimizer
-        finds_rate = optimizer.ignores_rates or optimizer.method.finds_rate
-        if self.lora_plus_ratio not in (None, 1.0) and finds_rate:
-            yield "lora_plus_ratio", f"cannot be used: {optimizer.who} finds the learning rates itself"
+        reason = f"{optimizer.who} finds the learning rates itself"
+        for number, block in enumerate(self.blocks or ()):
+            if optimizer.finds_rates and block.rate_factor not in (None, 0.0, 1.0):
+                yield f"blocks.{number}.rate_factor", f"must be 0 or 1: {reason}"
+        if optimizer.finds_rates and self.lora_plus_ratio not in (None, 1.0):
+            yield "lora_plus_ratio", f"cannot be used: {reason}"
         if self.max_weight_norm is not None and optimizer.method.averages:
             yield "max_weight_norm", f"cannot be used: {optimizer.who} would not scale its averaged weights down"
 

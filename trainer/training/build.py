@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from trainer.adapter.attach import Adapter, attach, continue_from, initial_weights
-from trainer.adapter.names import Part, slots
+from trainer.adapter.names import slots
 from trainer.base.quantized import set_int8_directions
 from trainer.base.source import BaseSource
 from trainer.base.streaming import make_stream
+from trainer.config.base import Part
 from trainer.config.job import Job, learning_rates, trains_text_encoder
 from trainer.config.lr_schedule import Segment, multiplier_over
 from trainer.dataset.image import ImageRecord

@@ -26,7 +26,7 @@ def test_debiased_weights_on_a_base_that_knows_pure_noise(settings, zero_termina
 
 
 @pytest.mark.parametrize(
-    ("settings", "prediction", "told"),
+    ("settings", "prediction", "doubted"),
     [
         (["scale_v_pred_loss=true", "min_snr_gamma=5"], "v", ["min_snr_gamma"]),
         (["scale_v_pred_loss=true", "min_snr_gamma=5"], None, []),
@@ -36,11 +36,11 @@ def test_debiased_weights_on_a_base_that_knows_pure_noise(settings, zero_termina
         (["v_pred_like_loss=0.5"], "epsilon", []),
     ],
 )
-def test_weights_for_another_prediction_are_doubtful(settings, prediction, told):
+def test_weights_for_another_prediction_are_doubtful(settings, prediction, doubted):
     overrides = [f"recipe.objective.{setting}" for setting in settings]
     job = parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides)
     found = [key for key, _ in doubtful(job, zero_terminal_snr=False, prediction=prediction)]
-    assert found == [f"recipe.objective.{key}" for key in told]
+    assert found == [f"recipe.objective.{key}" for key in doubted]
 
 
 @pytest.mark.parametrize("settings", [[], ["fit.compile=true"], ["fit.compile=true", "fit.channels_last=true"]])

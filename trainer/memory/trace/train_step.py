@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trainer.config.methods import PAGED_FROM
 from trainer.memory.trace.cuda_kernels import attention_kernel
 from trainer.memory.trace.derive import join
 from trainer.memory.trace.memory_trace import MemoryTrace
@@ -24,8 +25,6 @@ Size = tuple[int, int]
 
 # RAdam only waits for its first 5 steps with beta2 = 0.99 or 0.999, and allocates more from then on.
 OPENING_STEPS = 100
-# bitsandbytes puts states of this many numbers and more into paged memory, which the allocator does not see.
-PAGED_FROM = 1e5
 # A bucket whose sides every UNet can halve often enough.
 SMALLEST: Size = (64, 64)
 

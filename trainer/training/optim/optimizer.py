@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from trainer.adapter.names import Part
+from trainer.config.base import Part
 from trainer.config.optimizer import OptimizerSection
 from trainer.errors import RunError
 from trainer.training.optim.factories import make_optimizer

@@ -86,10 +86,10 @@ def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
 ) -> None:
     monkeypatch.delattr("trainer.memory.trace.other_phases", raising=False)
     monkeypatch.setitem(sys.modules, "trainer.memory.trace.other_phases", None)  # cannot be imported
-    told: list[str] = []
+    calls: list[str] = []
     with pytest.raises(ImportError):
-        TraceLibrary(TraceStore(tmp_path), lambda: told.append("tracing")).read(steps_of(3))
-    assert told == ["tracing"]
+        TraceLibrary(TraceStore(tmp_path), lambda: calls.append("tracing")).read(steps_of(3))
+    assert calls == ["tracing"]
 
 
 def test_its_tapes_are_those_that_are_traced_here(aside: TracePrefetcher, store: TraceStore, tmp_path: Path) -> None:
