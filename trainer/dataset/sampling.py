@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
@@ -23,6 +23,7 @@ _WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")
 MAX_HELD_OUT = 64
 MAX_TRAINING_IMAGES = 8
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
 
 
 def compose_caption(
@@ -293,6 +294,19 @@ def samples_per_epoch(images: Iterable[ImageRecord]) -> int:
     kept = [image for image in images if image.kind != "validation"]
     trained = sum(image.repeats for image in kept if image.kind == "train")
     return trained * (2 if any(image.kind == "regularization" for image in kept) else 1)
+
+
+def most_per_epoch(images: Iterable[ImageRecord], shapes: Callable[[ImageRecord], Iterable[H]]) -> Counter[H]:
+    """Return the most samples that any epoch can have of each shape; ``shapes`` returns those an image can have."""
+    kept = [image for image in images if image.kind != "validation"]
+    trained = sum(image.repeats for image in kept if image.kind == "train")
+    ring = sum(image.repeats for image in kept if image.kind == "regularization")
+    rounds = -(-trained // ring) if ring else 0  # an epoch starts anywhere in the cycle of regularization images
+    found: Counter[H] = Counter()
+    for image in kept:
+        count = image.repeats * (1 if image.kind == "train" else rounds)
+        found.update(dict.fromkeys(shapes(image), count))
+    return found
 
 
 def steps_per_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> int:

@@ -36,10 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def job(folder: Path) -> Path:
-    """Return a job with a base of few layers, which is traced quickly."""
-    return write_job(
-        folder / "job", tiny_base("sd15", folder / "base", depth=1), photographs(folder / "pictures", count=2)
-    )
+    """Return a job with a base of few layers, which is traced quickly, and sixteen samples per epoch."""
+    base = tiny_base("sd15", folder / "base", depth=1)
+    path = write_job(folder / "job", base, photographs(folder / "pictures", count=2))
+    text = path.read_text(encoding="utf-8").replace("trigger =", "repeats = 8\ntrigger =")
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -36,6 +36,7 @@ from trainer.memory.forecast.schedule import (
     bounding_shapes,
     parts,
     repeats,
+    transitions,
 )
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, Work, unet_block
@@ -336,9 +337,10 @@ def retry_seconds(schedule: RunSchedule, retries_by_trace: Sequence[int]) -> flo
 
     ``retries_by_trace`` is how often memory was returned in each trace of the last round of training.
     """
-    times = repeats(schedule.workload)
+    order = transitions(bounding_shapes(schedule.workload))
+    times = [often for shape in order for often in repeats(schedule.workload, shape)]
     retries = sum(retries * often for retries, often in zip(retries_by_trace, cycle(times), strict=False))
-    return roofline.RETRY_SECONDS * retries * len(times) / max(len(retries_by_trace), 1)
+    return roofline.RETRY_SECONDS * retries * len(times) / len(order) / max(len(retries_by_trace), 1)
 
 
 def forecast(
@@ -488,12 +490,13 @@ def _steps(schedule: RunSchedule) -> int:
 
 
 def _step_flops(schedule: RunSchedule) -> int:
-    """Return the FLOPs of one optimizer step in the largest shape."""
-    steps = schedule.step_summaries(bounding_shapes(schedule.workload)[0])
+    """Return the FLOPs of one optimizer step in the shape with the largest micro-batch."""
+    shape = bounding_shapes(schedule.workload)[0]
+    steps = schedule.step_summaries(shape)
     once, more = (
         sum(work.flops * work.count for work in trace.work) for trace in (steps.micro_first, steps.micro_more)
     )
-    return once + (parts(schedule.workload) - 1) * more
+    return once + (parts(schedule.workload, shape) - 1) * more
 
 
 def _peaks(replayed: Replayed) -> tuple[Peak, ...]:

@@ -44,12 +44,13 @@ class _Moment:
 def known_peaks(schedule: RunSchedule) -> tuple[KnownPeak, ...]:
     """Return the peaks A to I of a run, each with its bytes or the reason why it does not occur.
 
-    Training is looked at once its memory has settled, in the shape with the most pixels. Missing traces are recorded.
+    Training is looked at once its memory has settled, in the shape that needs the most. Missing traces are recorded.
     """
-    steps = schedule.steps(bounding_shapes(schedule.workload)[0])
+    shape = bounding_shapes(schedule.workload)[0]
+    steps = schedule.steps(shape)
     lasting = _net([steps.weights, steps.micro_first, steps.optimizer_first])
     gradients = _net([steps.micro_first])
-    several = parts(schedule.workload) > 1
+    several = parts(schedule.workload, shape) > 1
     # From the second micro-batch of a step on, the gradients of the first one are allocated as well.
     micro, base = (steps.micro_more, lasting + gradients) if several else (steps.micro_first, lasting)
     moments = _moments(micro, base)

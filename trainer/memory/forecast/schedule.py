@@ -212,16 +212,19 @@ class PhaseTraces:
 
 
 def bounding_shapes(workload: Workload) -> tuple[Shape, ...]:
-    """Return the shapes that determine the peak: the largest and the smallest.
+    """Return the shapes that determine the peak: those with the largest and the smallest micro-batch.
 
     How shapes follow each other decides how memory gets fragmented; further ones would cost traces and change little.
-    With captions of several lengths, the largest are those that no other exceeds in both pixels and tokens.
+    A micro-batch is as large as the pixels of all its images, because nearly all of its memory grows with them. With
+    captions of several lengths, the largest are those that no other exceeds in both pixels and tokens.
     """
+    # Stable: of equally large ones, the shape with the most pixels stays first.
+    ordered = sorted(workload.shapes, key=lambda shape: -_pixels(shape) * workload.images_at_once(shape))
     largest: list[Shape] = []
-    for shape in workload.shapes:  # most pixels first
+    for shape in ordered:
         if not largest or shape[2] > largest[-1][2]:
             largest.append(shape)
-    return tuple(dict.fromkeys((*largest, workload.shapes[-1])))
+    return tuple(dict.fromkeys((*largest, ordered[-1])))
 
 
 def transitions(buckets: Sequence[Shape]) -> list[Shape]:
@@ -237,38 +240,41 @@ def transitions(buckets: Sequence[Shape]) -> list[Shape]:
     return order[:-1]
 
 
-def optimizer_step(workload: Workload, steps: Steps[T], *, first: bool = False) -> list[T]:
+def optimizer_step(workload: Workload, shape: Shape, steps: Steps[T], *, first: bool = False) -> list[T]:
     """Return the traces of one optimizer step; micro-batches after the second one are omitted as repetitions."""
     last = steps.optimizer_first if first else steps.optimizer
-    return [steps.micro_first, last] if parts(workload) == 1 else [steps.micro_first, steps.micro_more, last]
+    return [steps.micro_first, last] if parts(workload, shape) == 1 else [steps.micro_first, steps.micro_more, last]
 
 
-def repeats(workload: Workload) -> tuple[int, ...]:
+def repeats(workload: Workload, shape: Shape) -> tuple[int, ...]:
     """Return how often each trace of ``optimizer_step`` occurs in a step."""
-    return (1, 1) if parts(workload) == 1 else (1, parts(workload) - 1, 1)
+    return (1, 1) if parts(workload, shape) == 1 else (1, parts(workload, shape) - 1, 1)
 
 
-def training_totals(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
+def training_totals(workload: Workload, shape: Shape, steps: Steps[TraceSummary]) -> Totals:
     """Return a lower bound for the memory of training: the totals of one shape's traces in sequence.
 
     The sequence is: placing the weights, the first step, a later step.
     """
-    first, later = optimizer_step(workload, steps, first=True), optimizer_step(workload, steps)
+    first, later = (optimizer_step(workload, shape, steps, first=first) for first in (True, False))
     return total_in_sequence([steps.weights, *first, *later])
 
 
-def parts(workload: Workload) -> int:
-    """Return the number of micro-batches in an effective batch of one shape."""
-    return -(-workload.recipe.effective_batch // (workload.fit.micro_batch or 1))
+def parts(workload: Workload, shape: Shape) -> int:
+    """Return the number of micro-batches in an effective batch, if all are as large as the largest of one shape.
+
+    In a shape that never fills an effective batch, micro-batches of other shapes complete it.
+    """
+    return -(-workload.images_per_step // workload.images_at_once(shape))
 
 
-def step_seconds(workload: Workload, steps: Steps[TraceSummary], seconds: Seconds) -> float:
-    """Return the seconds of one full optimizer step in one shape."""
-    most = workload.fit.micro_batch or 1
-    first, *further = sizes_of_parts(workload.recipe.effective_batch, most)
-    once = seconds([*scaled_work(steps.micro_first.work, first / most), *steps.optimizer.work])
+def step_seconds(workload: Workload, shape: Shape, steps: Steps[TraceSummary], seconds: Seconds) -> float:
+    """Return the seconds of one full optimizer step in one shape, as if it had enough images."""
+    first, *further = sizes_of_parts(workload.recipe.effective_batch, workload.fit.micro_batch or 1)
+    traced = workload.images_at_once(shape)
+    once = seconds([*scaled_work(steps.micro_first.work, first / traced), *steps.optimizer.work])
     more = Counter(further).items()
-    return once + sum(times * seconds(scaled_work(steps.micro_more.work, part / most)) for part, times in more)
+    return once + sum(times * seconds(scaled_work(steps.micro_more.work, part / traced)) for part, times in more)
 
 
 class RunSchedule:
@@ -282,12 +288,12 @@ class RunSchedule:
         self._traces = traces
 
     def steps(self, bucket: Shape) -> Steps[MemoryTrace]:
-        """Return the traces of training on micro-batches of one shape."""
-        return self._traces.steps(self.workload, bucket, self.workload.fit.micro_batch or 1)
+        """Return the traces of training on the largest micro-batches of one shape."""
+        return self._traces.steps(self.workload, bucket, self.workload.images_at_once(bucket))
 
     def step_summaries(self, bucket: Shape) -> Steps[TraceSummary]:
         """Return the summaries of the traces that ``steps`` returns."""
-        return self._traces.step_summaries(self.workload, bucket, self.workload.fit.micro_batch or 1)
+        return self._traces.step_summaries(self.workload, bucket, self.workload.images_at_once(bucket))
 
     def before_training(self) -> list[PhaseTraces]:
         """Return the phases before training: caching, then placing base, adapter and master weights."""
@@ -330,19 +336,21 @@ class RunSchedule:
 
     def key(self, *more: object) -> str:
         """Return the SHA-256 (hex) of everything that a run replays and of ``more`` values that affect its result."""
-        workload, size = self.workload, self.workload.fit.micro_batch or 1
+        workload, shapes = self.workload, bounding_shapes(self.workload)
         others = [TraceRequest(_as_traced(workload, part), part).key for part in (*_BEFORE, *BETWEEN_STEPS)]
-        steps = [TraceRequest(workload, "micro", (shape, size)).key for shape in bounding_shapes(workload)]
+        steps = [TraceRequest(workload, "micro", (shape, workload.images_at_once(shape))).key for shape in shapes]
         steps.append(TraceRequest(workload, "optimizer").key)
+        several = [parts(workload, shape) > 1 for shape in shapes]
         # Changing these lists invalidates all stored results, the shipped ones included.
-        content: list[object] = [others, steps, parts(workload) > 1, more]
+        content: list[object] = [others, steps, several if len(set(several)) > 1 else several[0], more]
         if self._records:  # only then, because keys without graphs must not change
             content.append([GRAPH_RULES, self._graph_shapes()])
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
     def first_step(self) -> tuple[MemoryTrace, ...]:
         """Return the traces of the first optimizer step, which allocates optimizer state, in the largest shape."""
-        return tuple(optimizer_step(self.workload, self.steps(bounding_shapes(self.workload)[0]), first=True))
+        shape = bounding_shapes(self.workload)[0]
+        return tuple(optimizer_step(self.workload, shape, self.steps(shape), first=True))
 
     def round(self) -> tuple[MemoryTrace, ...]:
         """Return the traces of later optimizer steps in which every bounding shape follows every other.
@@ -352,7 +360,7 @@ class RunSchedule:
         needs more memory only if the adapter is larger than the memory that the missing images would take.
         """
         order = transitions(bounding_shapes(self.workload))
-        return tuple(trace for shape in order for trace in optimizer_step(self.workload, self.steps(shape)))
+        return tuple(trace for shape in order for trace in optimizer_step(self.workload, shape, self.steps(shape)))
 
     def graphs(self) -> GraphSchedule | None:
         """Return the traces that CUDA graphs add to a run; None for a job without graphs."""
@@ -377,7 +385,9 @@ class RunSchedule:
 
     def step_seconds(self, seconds: Seconds) -> dict[Shape, float]:
         """Return the seconds of a full optimizer step by shape."""
-        of_shape = self._interpolated(lambda shape: step_seconds(self.workload, self.step_summaries(shape), seconds))
+        of_shape = self._interpolated(
+            lambda shape: step_seconds(self.workload, shape, self.step_summaries(shape), seconds)
+        )
         return {shape: of_shape(shape) for shape in self.workload.shapes}
 
     def mean_step_seconds(self, seconds: Seconds) -> float:
@@ -393,9 +403,12 @@ class RunSchedule:
         @cache  # the same few parts occur in many batch compositions
         def of_part(part: Part, place: Literal["micro_first", "micro_more"]) -> float:
             shape, count = part
-            return self._interpolated(
-                lambda known: seconds(scaled_work(getattr(self.step_summaries(known), place).work, count / most))
-            )(shape)
+
+            def of_known(known: Shape) -> float:
+                share = count / self.workload.images_at_once(known)
+                return seconds(scaled_work(getattr(self.step_summaries(known), place).work, share))
+
+            return self._interpolated(of_known)(shape)
 
         total = seconds(self.step_summaries(bounding_shapes(self.workload)[0]).optimizer.work) * sum(
             batch_counts.values()
@@ -419,16 +432,18 @@ class RunSchedule:
         return dict(self.counts.batches) if same else {}
 
     def _interpolated(self, seconds: Callable[[Shape], float]) -> Callable[[Shape], float]:
-        """Return ``seconds`` as a function that interpolates linearly in pixels between the largest and smallest shape.
+        """Return ``seconds`` as a function that interpolates linearly in pixels between two of the bounding shapes.
 
         Captions of other lengths change the seconds by the factor by which they change those of the largest images.
         """
-        (*size, _), small = self.workload.shapes[0], self.workload.shapes[-1]
         # Other shapes have no traces: one for each shape would take seconds each.
+        known = bounding_shapes(self.workload)
+        (*size, _), small = max(known, key=_pixels), min(reversed(known), key=_pixels)
         by_tokens = {shape[2]: seconds((size[0], size[1], shape[2])) for shape in self.workload.shapes}
         large, least = by_tokens[small[2]], seconds(small)
         pixels = size[0] * size[1]
-        slope = (large - least) / ((pixels - _pixels(small)) or 1)
+        between = pixels - _pixels(small)
+        slope = (large - least) / between if between else large / pixels
 
         def of_shape(shape: Shape) -> float:
             if shape == small:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from trainer.config.fit import FitConfig
+from trainer.dataset.sampling import Shape
 from trainer.memory.device.roofline import STREAMING_LOSS
 from trainer.memory.forecast.schedule import Seconds, bounding_shapes, step_seconds, training_totals
 from trainer.memory.planner.search_space import Checkpointing, Placement, placement_of, within
@@ -181,7 +182,8 @@ class Evaluator:
         """
         self.workload = workload
         self.traces = traces
-        self.bucket = bounding_shapes(workload)[0]
+        # With the largest micro-batches: all fits are compared in the same shape.
+        self.bucket = bounding_shapes(_with_micro_batch(workload, workload.recipe.effective_batch))[0]
         self.deadline = deadline
         self._seconds = seconds
         self._budget = budget
@@ -275,7 +277,7 @@ class Evaluator:
     def estimate(self, placement: Placement, checkpointing: Checkpointing, size: int) -> int:
         """Return a lower bound for training's bytes, precise enough to compare fits; 0 before the anchor is known."""
         anchor = self._anchors.get(placement)
-        return 0 if anchor is None else _least_bytes(anchor, checkpointing, size)
+        return 0 if anchor is None else _least_bytes(anchor, checkpointing, self._images(size))
 
     def fits(self, fit: FitConfig) -> bool:
         """Return whether a simulation stays within the budget."""
@@ -305,7 +307,7 @@ class Evaluator:
         return self._anchors[placement]
 
     def _has_steps(self, fit: FitConfig) -> bool:
-        return self.traces.has_steps(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
+        return self.traces.has_steps(*self._micro(fit))
 
     def _most_telling(self, fit: FitConfig) -> FitConfig:
         """Return the fit to trace next: the fit itself, or the fully checkpointed one if no such one is traced yet.
@@ -327,14 +329,27 @@ class Evaluator:
         if self.knows_steps(fit):
             return TraceRequest(replace(self.workload, fit=fit), "preview")
         fit = self._most_telling(fit) if placement_of(fit) in self._anchors else _anchored(fit)
-        return TraceRequest(replace(self.workload, fit=fit), "micro", (self.bucket, fit.micro_batch or 1))
+        return self.micro_request(fit)
+
+    def micro_request(self, fit: FitConfig) -> TraceRequest:
+        """Return the request for the micro-batches in which a fit is compared with others."""
+        workload, *micro = self._micro(fit)
+        return TraceRequest(workload, "micro", tuple(micro))
+
+    def _micro(self, fit: FitConfig) -> tuple[Workload, Shape, int]:
+        """Return the workload with a fit, and shape and images of the micro-batches in which it is compared."""
+        workload = replace(self.workload, fit=fit)
+        return workload, self.bucket, workload.images_at_once(self.bucket)
+
+    def _images(self, size: int) -> int:
+        return _with_micro_batch(self.workload, size).images_at_once(self.bucket)
 
     def _traces(self, fit: FitConfig) -> Steps[MemoryTrace]:
-        """Return the training traces of the bucket with the most pixels."""
-        return self.traces.steps(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
+        """Return the training traces of the compared micro-batches."""
+        return self.traces.steps(*self._micro(fit))
 
     def _summaries(self, fit: FitConfig) -> Steps[TraceSummary]:
-        return self.traces.step_summaries(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
+        return self.traces.step_summaries(*self._micro(fit))
 
     def _changes(self, fit: FitConfig) -> int:
         """Return how many keys of the fit differ from the defaults (no memory saving, undivided effective batch)."""
@@ -349,8 +364,9 @@ class Evaluator:
         workload = replace(self.workload, fit=fit)
         if fit.gradient_checkpointing == "full" and fit.micro_batch == 1:
             self._kept.update(held_after_forward(self._traces(fit).micro_first))
-        seconds = step_seconds(workload, steps, self._seconds)
-        return Figures(seconds * (self.workload.recipe.steps or 1), training_totals(workload, steps).peak)
+        seconds = step_seconds(workload, self.bucket, steps, self._seconds)
+        peak = training_totals(workload, self.bucket, steps).peak
+        return Figures(seconds * (self.workload.recipe.steps or 1), peak)
 
     def _step_bound(self, fit: FitConfig) -> Figures:
         """Return lower bounds for training, derived from known fits with other settings and from anchors."""
@@ -391,7 +407,7 @@ class Evaluator:
             # Copies may take longer than all computations, recomputed ones included.
             recomputed = "none" if placement.streams else checkpointing
             seconds = max(seconds, self._least_seconds(anchor, recomputed, size))
-            needed = max(needed, _least_bytes(anchor, checkpointing, size))
+            needed = max(needed, _least_bytes(anchor, checkpointing, self._images(size)))
         return Figures(seconds, needed)
 
     def _least_seconds(self, anchor: Anchor, checkpointing: Checkpointing, size: int) -> float:
@@ -432,6 +448,10 @@ class Evaluator:
             if other == placement and tiled >= tiling and away >= offload:
                 needed = max(needed, figures.bytes)
         return Figures(seconds, needed)
+
+
+def _with_micro_batch(workload: Workload, size: int) -> Workload:
+    return replace(workload, fit=workload.fit.replaced(micro_batch=size))
 
 
 def _anchored(fit: FitConfig) -> FitConfig:

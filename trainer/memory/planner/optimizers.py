@@ -48,7 +48,8 @@ def optimizer_rows(workload: Workload, device_state: DeviceState, traces: TraceL
     def seconds(work: Iterable[Work]) -> float:
         return roofline.seconds(work, device_state.rate)
 
-    bucket, images = bounding_shapes(workload)[0], workload.fit.micro_batch or 1
+    bucket = bounding_shapes(workload)[0]
+    images = workload.images_at_once(bucket)
     own = traces.step_summaries(workload, bucket, images)
     weights = master_weights(traces.steps(workload, bucket, images).weights, workload)
     gradients = own.micro_first.totals.net
@@ -60,8 +61,8 @@ def optimizer_rows(workload: Workload, device_state: DeviceState, traces: TraceL
         yield OptimizerRow(
             name=config.name,
             state=last[0].totals.net + gradients,
-            peak=training_totals(other, steps).peak,
-            step_seconds=step_seconds(other, steps, seconds),
+            peak=training_totals(other, bucket, steps).peak,
+            step_seconds=step_seconds(other, bucket, steps, seconds),
             exact=exact,
             chosen=config.name == workload.recipe.optimizer.name,
         )

@@ -12,7 +12,7 @@ from trainer.config.fit import FallbackStep, FitConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of
-from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_shapes
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.evaluator import Evaluator, best, time_step
 from trainer.memory.planner.search_space import (
     Checkpointing,
@@ -230,7 +230,7 @@ class _Planning:
 
         They include two ways of storing the base, because the search needs both if the GPU is too small for the first.
         """
-        base, bucket = self.workload.fit, bounding_shapes(self.workload)[0]
+        base = self.workload.fit
         plain = base.replaced(micro_batch=1, gradient_checkpointing="none")
         saving = base.replaced(
             micro_batch=self.written.micro_batch or 1,
@@ -239,8 +239,8 @@ class _Planning:
             preview_offload=True,
         )
 
-        def request(fit: FitConfig, part: TracePart, *more: object) -> TraceRequest:
-            return TraceRequest(replace(self.workload, fit=fit), part, more)
+        def request(fit: FitConfig, part: TracePart) -> TraceRequest:
+            return TraceRequest(replace(self.workload, fit=fit), part)
 
         looked_at = self.placements[:2]
         fits = [
@@ -248,7 +248,7 @@ class _Planning:
             for placement in looked_at
             for fit in (plain, saving)
         ]
-        steps = [request(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
+        steps = [self.evaluator.micro_request(fit) for fit in fits[1:]]
         last = plain.replaced(quantize=looked_at[-1].quantize, stream=looked_at[-1].stream)
         previews = [request(fits[-1], "preview")] if self.counts.previews else []
         # Traced one by one in this order: the search needs training steps before previews and other phases.

@@ -20,7 +20,7 @@ from trainer.memory.forecast.schedule import (
 from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
-from trainer.memory.trace.workload import BucketUse, Workload
+from trainer.memory.trace.workload import BucketUse, Workload, merged
 from trainer.protocol.records import json_keys
 
 LOWEST_RANK = 4
@@ -93,13 +93,11 @@ def _sides(recipe: RecipeConfig) -> Iterator[int]:
 def _scaled(workload: Workload, share: float) -> tuple[BucketUse, ...]:
     """Return the buckets with sides scaled by `share`, an approximation of how images would be sorted into buckets."""
     step = workload.recipe.images.bucket_step
-    uses: dict[tuple[int, int, int | None], int] = {}
-    for bucket in workload.buckets:
-        width, height = (max(step, int(side * share) // step * step) for side in bucket.size)
-        shape = width, height, bucket.tokens
-        uses[shape] = uses.get(shape, 0) + bucket.images
-    largest_first = sorted(uses, key=lambda shape: (-shape[0] * shape[1], shape[:2], -(shape[2] or 0)))
-    return tuple(BucketUse(*shape[:2], uses[shape], shape[2]) for shape in largest_first)
+
+    def scaled(side: int) -> int:
+        return max(step, int(side * share) // step * step)
+
+    return merged(replace(use, width=scaled(use.width), height=scaled(use.height)) for use in workload.buckets)
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def padding_saved(
     peaks, seconds = [], []
     for schedule in (own, limit):
         shapes = bounding_shapes(schedule.workload)
-        totals = (training_totals(schedule.workload, schedule.step_summaries(shape)) for shape in shapes)
+        totals = (training_totals(schedule.workload, shape, schedule.step_summaries(shape)) for shape in shapes)
         peaks.append(max(each.peak for each in totals))
         seconds.append(schedule.mean_step_seconds(lambda work: roofline.seconds(work, device_state.rate)))
     return PaddingSaved(workload.recipe.token_chunks, peaks[1] - peaks[0], seconds[0], seconds[1])
@@ -160,7 +158,8 @@ def suggestions(
     planned = replace(workload, fit=fit)
     now = training_figures(planned, device_state, traces)
     for key, value, other in _changed(planned):
-        known = traces.has_steps(other, bounding_shapes(other)[0], other.fit.micro_batch or 1)
+        shape = bounding_shapes(other)[0]
+        known = traces.has_steps(other, shape, other.images_at_once(shape))
         if not known and deadline.leaves_out(key):
             continue
         then = training_figures(other, device_state, traces)
@@ -200,5 +199,6 @@ def training_figures(workload: Workload, device_state: DeviceState, traces: Trac
     def seconds(work: Iterable[Work]) -> float:
         return roofline.seconds(work, device_state.rate)
 
-    steps = traces.step_summaries(workload, bounding_shapes(workload)[0], workload.fit.micro_batch or 1)
-    return training_totals(workload, steps).peak, step_seconds(workload, steps, seconds)
+    shape = bounding_shapes(workload)[0]
+    steps = traces.step_summaries(workload, shape, workload.images_at_once(shape))
+    return training_totals(workload, shape, steps).peak, step_seconds(workload, shape, steps, seconds)

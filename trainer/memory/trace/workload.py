@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any, Literal, Protocol
 
@@ -18,7 +18,14 @@ from trainer.config.job import Job, PromptConfig
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig
 from trainer.dataset.cache_keys import text_batch_size
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import Shape, caption_lengths, epoch_samples, measured_samples, padded_tokens
+from trainer.dataset.sampling import (
+    Shape,
+    caption_lengths,
+    epoch_samples,
+    measured_samples,
+    most_per_epoch,
+    padded_tokens,
+)
 from trainer.files.architecture import Config
 from trainer.files.assets import PARTS, bundled_configs
 from trainer.files.tokens import CHUNK
@@ -82,6 +89,8 @@ class BucketUse:
     """Number of images in this shape in the first epoch, repeats included; 0 if it occurs only in later epochs."""
     tokens: int | None = None
     """Tokens that captions are padded to, if a job's captions differ in that."""
+    most: int | None = None
+    """Most images that an epoch can have in this shape; None if there is no dataset to count."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -152,12 +161,24 @@ class Workload:
         """Return the shapes to train in (width, height, tokens), the largest first."""
         return tuple((*bucket.size, bucket.tokens or self.recipe.token_chunks) for bucket in self.buckets)
 
+    def images_at_once(self, shape: Shape) -> int:
+        """Return the number of images in the largest micro-batch of a shape; rare shapes never fill one."""
+        size, most = self.fit.micro_batch or 1, self._most.get(shape)
+        return size if most is None else max(min(size, most), 1)
+
+    @property
+    def images_per_step(self) -> int:
+        """Return the most images in an optimizer step: the effective batch, or a whole dataset that is smaller."""
+        batch, counts = self.recipe.effective_batch, [count for count in self._most.values() if count is not None]
+        return min(batch, max(sum(counts), 1)) if len(counts) == len(self.buckets) else batch
+
+    @cached_property
+    def _most(self) -> dict[Shape, int | None]:
+        return {shape: bucket.most for shape, bucket in zip(self.shapes, self.buckets, strict=True)}
+
     def padded(self) -> Workload:
         """Return the workload with all captions padded to the recipe's limit."""
-        images: Counter[tuple[int, int]] = Counter()
-        for bucket in self.buckets:
-            images[bucket.size] += bucket.images
-        return replace(self, buckets=tuple(BucketUse(*size, count) for size, count in images.items()), lengths=None)
+        return replace(self, buckets=merged(replace(bucket, tokens=None) for bucket in self.buckets), lengths=None)
 
     def at_tokens(self, tokens: int) -> Workload:
         """Return the workload with all texts padded to ``tokens``."""
@@ -317,20 +338,24 @@ def _shown_shapes(job: Job, images: Sequence[ImageRecord]) -> tuple[tuple[Bucket
     if not recipe.has_caption_lengths:
         shown = Counter(image.bucket for image, _ in epoch_samples(images, 0))
         shown.update({image.bucket: 0 for image in trained})
-        return _uses(shown), None
+        sizes = most_per_epoch(trained, lambda image: (image.bucket,))
+        return tuple(replace(bucket, most=sizes[bucket.size]) for bucket in _uses(shown)), None
     of_image = {id(image): caption_lengths(image, recipe) for image in trained}
     shapes = Counter((*image.bucket, of_image[id(image)].usual) for image, _ in epoch_samples(images, 0))
-    for image in trained:
+
+    def possible(image: ImageRecord) -> set[Shape]:
         found = of_image[id(image)]
-        shapes.update({(*image.bucket, tokens): 0 for tokens in (found.shortest, found.usual, found.longest)})
+        return {(*image.bucket, tokens) for tokens in (found.shortest, found.usual, found.longest)}
+
+    most = most_per_epoch(trained, possible)
+    shapes.update(dict.fromkeys(most, 0))
     largest_first = sorted(shapes, key=lambda shape: (-shape[0] * shape[1], shape[:2], -shape[2]))
     validated = max((sample.tokens for sample in measured_samples(images, recipe)), default=CHUNK)
     prompts = [text for prompt in job.report.previews.prompts for text in (prompt.prompt, prompt.negative)]
     previewed = max((padded_tokens(text, recipe) for text in prompts), default=CHUNK)
     encoded = max(validated, previewed, *(found.longest for found in of_image.values()), CHUNK)
-    return tuple(BucketUse(*shape[:2], shapes[shape], shape[2]) for shape in largest_first), TextLengths(
-        encoded, validated, previewed
-    )
+    uses = tuple(BucketUse(*shape[:2], shapes[shape], shape[2], most[shape]) for shape in largest_first)
+    return uses, TextLengths(encoded, validated, previewed)
 
 
 def workload_without_base(
@@ -357,6 +382,17 @@ def workload_without_base(
 def complete_fit(fit: FitConfig) -> FitConfig:
     """Return the fit with unset keys that affect memory filled in from `OPEN_FIT`."""
     return fit.replaced(**{name: value for name, value in OPEN_FIT if getattr(fit, name) is None})
+
+
+def merged(uses: Iterable[BucketUse]) -> tuple[BucketUse, ...]:
+    """Return the uses with those of equal shapes added up, the largest shape first."""
+    found: dict[tuple[int, int, int | None], BucketUse] = {}
+    for use in uses:
+        shape = *use.size, use.tokens
+        before = found.get(shape, replace(use, images=0, most=0))
+        most = None if use.most is None or before.most is None else before.most + use.most
+        found[shape] = replace(use, images=before.images + use.images, most=most)
+    return tuple(sorted(found.values(), key=lambda use: (-use.width * use.height, use.size, -(use.tokens or 0))))
 
 
 def _uses(shown: Counter[tuple[int, int]]) -> tuple[BucketUse, ...]:

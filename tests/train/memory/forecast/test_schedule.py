@@ -26,6 +26,7 @@ from trainer.memory.forecast.schedule import (
     batch_compositions,
     bounding_shapes,
     optimizer_step,
+    parts,
     split,
     training_totals,
     transitions,
@@ -41,6 +42,7 @@ from trainer.protocol.forecast import DeviceSpeed
 SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))
 COUNTS = (5, 2, 1, 1)
 SITUATION = device_state_with(400 * MIB)
+LENGTHS = {"effective_batch": 4, "steps": 9, "seed": 1, "token_chunks": 225, "caption_padding": "caption"}
 FACTS = ("family", "unet_config", "vae_config", "text_configs", "prediction", "zero_terminal_snr")
 RATE = DeviceSpeed("none", (), 1.0, 0.0, 0.0)
 
@@ -50,8 +52,8 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
     return TraceLibrary(TraceStore(tmp_path_factory.mktemp("tapes")))
 
 
-def pictures() -> list[ImageRecord]:
-    sizes = [size for size, count in zip(SIZES, COUNTS, strict=True) for _ in range(count)]
+def pictures(counts: Sequence[int] = COUNTS) -> list[ImageRecord]:
+    sizes = [size for size, count in zip(SIZES, counts, strict=True) for _ in range(count)]
     return [make_picture(number, bucket=size, width=200, height=300) for number, size in enumerate(sizes)]
 
 
@@ -59,7 +61,7 @@ def course_of(traces: TraceLibrary, micro_batch: int) -> RunSchedule:
     """Nine pictures in four shapes, four to an effective batch: one full batch, the rest mixed or short."""
     recipe = {"effective_batch": 4, "steps": 9, "seed": 1}
     subject = tiny_workload("sd15", recipe, {"micro_batch": micro_batch}, SIZES)
-    uses = tuple(BucketUse(*size, count) for size, count in zip(SIZES, COUNTS, strict=True))
+    uses = tuple(BucketUse(*size, count, most=count) for size, count in zip(SIZES, COUNTS, strict=True))
     batches = batch_compositions(pictures(), subject.recipe)
     return RunSchedule(replace(subject, buckets=uses), traces, PhaseCounts(batches=batches), RATE)
 
@@ -107,6 +109,51 @@ def test_a_mean_step_does_what_the_runs_steps_do(traces: TraceLibrary, most: int
         assert course.mean_step_seconds(measure) == pytest.approx(real / len(steps), rel=0.06)
 
 
+def workload_with(images: Sequence[ImageRecord], most: int, **recipe: object) -> Workload:
+    """Return the workload of a dataset, as the forecast of its job has it."""
+    subject = tiny_workload("sd15", LENGTHS | recipe, {"micro_batch": most}, SIZES)
+    source = SimpleNamespace(**{key: getattr(subject, key) for key in FACTS})
+    return replace(workload_of_job(job_of(subject), source, images), fit=subject.fit)  # type: ignore[arg-type]
+
+
+def largest_part(images: Sequence[ImageRecord], workload: Workload) -> int:
+    """Return the most pixels in any micro-batch of thirty epochs, as a run composes them."""
+    batches = [batch for epoch in range(30) for batch in EpochBatches(images, workload.recipe, epoch)]
+    most = workload.fit.micro_batch or 1
+    shapes = [(*part[0].shape, len(part)) for batch in batches for part in micro_batches(batch, most)]
+    return max(width * height * count for width, height, _, count in shapes)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+@pytest.mark.parametrize("counts", [(5, 2, 1, 1), (1, 1, 1, 1), (1, 1, 3, 1), (1, 2, 9, 4)])
+def test_the_largest_micro_batch_of_a_forecast_is_one_of_the_run(counts: tuple[int, ...], most: int) -> None:
+    images = pictures(counts)
+    workload = workload_with(images, most, caption_padding="limit")
+    width, height, _ = shape = bounding_shapes(workload)[0]
+    assert width * height * workload.images_at_once(shape) == largest_part(images, workload)
+
+
+def test_a_forecast_never_assumes_fewer_images_than_an_epoch_can_have() -> None:
+    """Regularization images take turns, and captions that lose tags change their lengths."""
+    taking_turns = [replace(one, kind="regularization") for one in pictures((1, 0, 1, 0))]
+    images = [*pictures((1, 0, 2, 1)), *taking_turns]
+    longer = [replace(one, captions=("cat, " * 100,)) for one in pictures((4, 0, 0, 1))]
+    for drawn, recipe in ((images, {}), (longer, {"captions": {"tag_dropout": 0.5}})):
+        workload = workload_with(drawn, 4, **recipe)
+        found = [shape[0] * shape[1] * workload.images_at_once(shape) for shape in bounding_shapes(workload)]
+        assert max(found) >= largest_part(drawn, workload)
+
+
+def test_a_rare_shape_shares_its_effective_batch() -> None:
+    """Its micro-batch comes on top of gradients, unless no other image is left to fill the batch with."""
+    rare, alone = (workload_with(pictures(counts), 4) for counts in ((1, 0, 0, 7), (3, 0, 0, 0)))
+    assert [(shape[:2], parts(rare, shape)) for shape in bounding_shapes(rare)] == [((32, 64), 1), ((96, 64), 4)]
+    assert [parts(alone, shape) for shape in bounding_shapes(alone)] == [1]
+    assert alone.images_at_once(alone.shapes[0]) == 3
+    without_dataset = tiny_workload("sd15", {"effective_batch": 4}, {"micro_batch": 4}, SIZES)
+    assert {without_dataset.images_at_once(shape) for shape in without_dataset.shapes} == {4}
+
+
 def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: TraceLibrary) -> None:
     course = course_of(traces, 4)
     full = course.step_seconds(operations)
@@ -123,8 +170,6 @@ def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: TraceLibrary
 
 # Captions of several lengths.
 
-LENGTHS = {"effective_batch": 4, "steps": 9, "seed": 1, "token_chunks": 225, "caption_padding": "caption"}
-
 
 def pictures_with_captions() -> list[ImageRecord]:
     words = (10, 100, 10, 100, 10, 100, 10, 10, 200)
@@ -132,12 +177,9 @@ def pictures_with_captions() -> list[ImageRecord]:
 
 
 def course_with_lengths(traces: TraceLibrary, most: int, **recipe: object) -> RunSchedule:
-    subject = tiny_workload("sd15", LENGTHS | recipe, {"micro_batch": most}, SIZES)
-    job = job_of(subject)
-    source = SimpleNamespace(**{key: getattr(subject, key) for key in FACTS})
-    workload = workload_of_job(job, source, pictures_with_captions())  # type: ignore[arg-type]
-    counts = PhaseCounts(batches=batch_compositions(pictures_with_captions(), job.recipe))
-    return RunSchedule(replace(workload, fit=subject.fit), traces, counts, RATE)
+    workload = workload_with(pictures_with_captions(), most, **recipe)
+    counts = PhaseCounts(batches=batch_compositions(pictures_with_captions(), workload.recipe))
+    return RunSchedule(workload, traces, counts, RATE)
 
 
 def test_lengths_of_captions_are_part_of_the_shapes(traces: TraceLibrary) -> None:
@@ -148,7 +190,7 @@ def test_lengths_of_captions_are_part_of_the_shapes(traces: TraceLibrary) -> Non
         (96, 64, 150): 2, (96, 64, 75): 3,
         (64, 64, 75): 1, (32, 64, 225): 1,
     }  # fmt: skip
-    assert bounding_shapes(course.workload) == ((64, 96, 150), (32, 64, 225))
+    assert bounding_shapes(course.workload) == ((96, 64, 150), (32, 64, 225)), "the second one never has two images"
     lengths = course.workload.lengths
     assert lengths is not None and (lengths.encoded, lengths.previewed) == (225, 75)
     dropped = course_with_lengths(traces, 2, captions={"dropout": 0.1})
@@ -185,7 +227,7 @@ def test_the_peak_of_captions_of_several_lengths_is_that_of_all_shapes(traces: T
 
     every = course_with_lengths(traces, 2)
     order = transitions(every.workload.shapes)
-    tapes = [trace for shape in order for trace in optimizer_step(every.workload, every.steps(shape))]
+    tapes = [trace for shape in order for trace in optimizer_step(every.workload, shape, every.steps(shape))]
     names: dict[str, SurvivingStorage] = {}
     allocator = Allocator()
     before = [trace for phase in every.before_training() for trace in phase.traces]
@@ -207,7 +249,9 @@ def test_a_plan_says_what_padding_each_caption_to_its_own_length_saves(traces: T
 
     assert (saved.step_seconds, saved.padded_step_seconds) == (seconds(course), seconds(padded))
     largest = (
-        training_totals(one.workload, one.step_summaries(one.workload.shapes[0])).peak for one in (padded, course)
+        training_totals(one.workload, shape, one.step_summaries(shape)).peak
+        for one in (padded, course)
+        for shape in bounding_shapes(one.workload)[:1]
     )
     assert saved.saved == next(largest) - next(largest) > 0
     (line,) = [" ".join(plan_text.padding(replace(saved, saved=24 << 20, step_seconds=0.98, padded_step_seconds=1.0)))]

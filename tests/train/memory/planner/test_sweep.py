@@ -116,7 +116,7 @@ def test_early_stopping_skips_nothing_that_fits(traces: TraceLibrary) -> None:
         for batch in BATCHES:
             totals = family.step_totals(StepShape(batch, side, rank))
             grown = replace(steps, micro_first=replace(steps.micro_first, totals=totals))
-            if training_totals(workload_at(StepShape(batch, side, rank)), grown).peak <= budget:
+            if training_totals(workload_at(StepShape(batch, side, rank)), (side, side, 75), grown).peak <= budget:
                 fitting.append(batch)
         here = [p.batch for p in points if (p.rank, p.resolution, p.optimizer) == (rank, side, "adamw")]
         # If a simulation has shown that the largest one does not fit after all, the next smaller one is there as well.
@@ -131,9 +131,9 @@ def test_memory_and_time_of_a_configuration_are_those_of_its_forecast(traces: Tr
     point = next(p for p in (*found.points, *found.others) if (p.resolution, p.rank, p.optimizer) == (512, 32, "adamw"))
     request, workload = asked("24GB"), workload_at(StepShape(4, 512, 32))
     steps = traces.step_summaries(workload, (512, 512), 4)
-    assert point.allocated == pytest.approx(training_totals(workload, steps).peak, abs=2**20)
+    assert point.allocated == pytest.approx(training_totals(workload, workload.shapes[0], steps).peak, abs=2**20)
     rate = request.device_state.rate
-    expected = step_seconds(workload, steps, lambda work: roofline.seconds(work, rate)) / 4
+    expected = step_seconds(workload, workload.shapes[0], steps, lambda work: roofline.seconds(work, rate)) / 4
     assert point.seconds_per_image == pytest.approx(expected, rel=0.01)
 
 
