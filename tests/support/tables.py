@@ -89,7 +89,7 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
             recipe[section].update(zip((low, high), sorted((recipe[section][low], recipe[section][high])), strict=True))
     for key in ("debiased_estimation", "p2_gamma"):
         recipe["objective"].pop(key, None)
-    for key in ("lora_plus_ratio", "max_weight_norm"):  # not every optimizer allows them
+    for key in ("lora_plus_ratio", "max_weight_norm", "adapter"):  # not every optimizer and adapter allows them
         recipe.pop(key, None)
     for block in recipe["blocks"] or ():
         block["rank"] = block.get("rank") or 3

@@ -1,4 +1,4 @@
-"""Attach a recipe's LoRA layers to a base, hold their working weights, and apply finished LoRAs."""
+"""Attach a recipe's adapter to a base, and hold its working weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
-from diffusers.utils.peft_utils import recurse_remove_peft_layers
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer as PeftLoraLayer
 from torch import Tensor, nn
@@ -25,17 +23,17 @@ from trainer.adapter import lean as lean_layers
 from trainer.adapter.layers import LayerSettings, trained_layers
 from trainer.adapter.lean.lora import register
 from trainer.adapter.lean.transformer import install
-from trainer.adapter.names import Slot, slots
-from trainer.adapter.reading import LoraLayer, LoraWeights, read_lora, reshape_to_layer
+from trainer.adapter.lycoris import CHANGES, LycorisLayer, make_change, uniform
+from trainer.adapter.names import Slot, file_key, slots
 from trainer.config.base import Family, Part
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import LoraFileError
 
 ADAPTER = "default"
+_TIMESTEPS = 1000
 
 
 Factor = nn.Linear | nn.Conv2d
-_SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_encoder_2": "recipe.text_encoder_2"}
 
 
 class Factors(NamedTuple):
@@ -137,9 +135,37 @@ def _marked_as_quantized(model: nn.Module) -> Iterator[None]:
             delattr(model, name)
 
 
+class RankMask:
+    """T-LoRA: fewer ranks learn from noisy timesteps, so that a LoRA of few images copies them less.
+
+    ⌊(1000 - t) / 1000 · (rank - least)⌋ + least ranks learn from timestep t (Soboleva et al. 2025, "T-LoRA: Single
+    Image Diffusion Model Customization Without Overfitting", arXiv 2507.05964; LyCORIS, compute_timestep_mask).
+    Previews, validation and files use all ranks at all timesteps, as the programs that load the file do.
+    """
+
+    def __init__(self, unet: nn.Module, least: int | None) -> None:
+        self._least = least
+        self._timesteps: Tensor | None = None
+        self._masks: dict[int, Tensor] = {}
+        unet.register_forward_pre_hook(self._on_unet)
+
+    def _on_unet(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._timesteps = inputs[1]
+        self._masks.clear()
+
+    def of(self, rank: int) -> Tensor:
+        """Return the mask of the UNet's current timesteps (B,) for layers of this rank: (B, rank), bool."""
+        if rank not in self._masks:
+            assert self._timesteps is not None
+            least = min(rank, self._least or math.ceil(rank / 2))
+            active = (_TIMESTEPS - self._timesteps) * (rank - least) // _TIMESTEPS + least
+            self._masks[rank] = torch.arange(rank, device=active.device) < active[:, None]
+        return self._masks[rank]
+
+
 @dataclass
 class Adapter:
-    """The LoRA layers attached to a base, with their working weights."""
+    """The LoRA layers, or those of another method, attached to a base, with their working weights."""
 
     table: tuple[Slot, ...]
     """All layers of the base that can carry a LoRA."""
@@ -150,15 +176,34 @@ class Adapter:
     alpha: dict[str, float]
     """Alpha of each layer, by kohya name; its LoRA is scaled by alpha / rank."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    """Working weights by file key in slot order, `down` before `up`: PEFT's parameters, in the base's dtype."""
+    """Working weights by file key in slot order, `down` before `up`: the layers' parameters, in the base's dtype.
+
+    Magnitudes of DoRA are in fp32."""
+    zero_keys: set[str] = field(default_factory=set)
+    """File keys of the weights that are zero in a new adapter."""
+    changes: dict[Slot, LycorisLayer] = field(default_factory=dict)
+    """The trained layers, if they are not LoRAs."""
     rate_factor_of: dict[str, float] = field(default_factory=dict)
     """Factor for the learning rate of each parameter's part, by file key."""
     part_of: dict[str, Part] = field(default_factory=dict)
     """Part of the base that each parameter belongs to, by file key."""
+    rank_mask: RankMask | None = None
+    """The mask of T-LoRA."""
     lean: bool = False
     """Whether the layers come from trainer.adapter.lean instead of PEFT."""
     training: bool = True
-    """Whether dropout is active; turn it off for previews, validation and comparisons."""
+    """Whether dropout and T-LoRA's mask are active; turn it off for previews, validation and comparisons."""
+
+    def keys(self, slot: Slot) -> tuple[str, ...]:
+        """Return the file keys of a layer's parameters."""
+        if slot in self.changes:
+            return tuple(file_key(slot, role) for role, _ in self.changes[slot].only.named_parameters(recurse=False))
+        return slot.down, slot.up
+
+    def file_alpha(self, slot: Slot) -> float:
+        """Return the alpha of a layer as files have it: in OFT, it is a limit of the rotation, and 0 means none."""
+        layer = self.changes.get(slot)
+        return 0.0 if layer is not None and layer.only.kind == "oft" else self.alpha[slot.kohya]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights of any float dtype into the working weights.
@@ -190,7 +235,7 @@ def attach(
     generator: Callable[[str], np.random.Generator],
     lean: bool | None = None,
 ) -> Adapter:
-    """Attach LoRA layers to the parts that the recipe trains; afterward, only their weights require gradients.
+    """Attach adapters to the parts that the recipe trains; afterward, only their weights require gradients.
 
     `dtype` is the one the base computes in. `generator` returns a random generator for each kohya name, so that a
     layer's initial weights do not depend on which other layers are trained. Models on the meta device get meta weights.
@@ -206,13 +251,15 @@ def attach(
         alpha={slot.kohya: size.alpha for slot, size in chosen.items()},
         lean=lean_layers.ENABLED if lean is None else lean,
     )
-    dropouts = recipe.has_dropouts
-    customize = partial(register, dropouts=dropouts) if adapter.lean else None
+    if recipe.adapter == "tlora":
+        adapter.rank_mask = RankMask(unet, recipe.tlora_min_rank)
     for part, model in models_by_part(unet, text_encoders).items():
         model.requires_grad_(False)
         sizes = {slot: size for slot, size in chosen.items() if slot.part == part}
-        for slot, factors in inject(model, sizes, dtype, customize).items() if sizes else ():
-            _add_layer(adapter, slot, factors, recipe, sizes[slot].rate_factor)
+        if recipe.adapter in CHANGES:
+            _add_changes(adapter, model, sizes, recipe, dtype)
+        elif sizes:
+            _add_loras(adapter, model, sizes, recipe, dtype)
     if adapter.lean:
         install(unet)  # moves the weights, so they are loaded afterwards
     if not any(parameter.is_meta for parameter in adapter.parameters.values()):
@@ -221,17 +268,19 @@ def attach(
 
 
 def initial_weights(adapter: Adapter, generator: Callable[[str], np.random.Generator]) -> dict[str, Tensor]:
-    """Return initial fp32 weights by file key: `down` is uniform and `up` is zero, so the LoRA has no effect yet.
+    """Return initial fp32 weights by file key, with which the adapter has no effect yet.
 
-    The bound 1/sqrt(fan_in) equals kaiming_uniform(a=sqrt(5)), which sd-scripts and PEFT use.
+    In a LoRA, `down` is uniform and `up` is zero. The bound 1/sqrt(fan_in) equals kaiming_uniform(a=sqrt(5)), which
+    sd-scripts and PEFT use. `generator` returns a random generator for each kohya name.
     """
     weights = {}
     for slot in adapter.slots:
-        shape = tuple(adapter.parameters[slot.down].shape)
-        bound = np.float32(1 / math.sqrt(math.prod(shape[1:])))
-        values = generator(slot.kohya).random(shape, dtype=np.float32)
-        weights[slot.down] = torch.from_numpy((2 * values - 1) * bound)
-        weights[slot.up] = torch.zeros(adapter.parameters[slot.up].shape)
+        if slot in adapter.changes:
+            started = adapter.changes[slot].only.initial(generator(slot.kohya))
+            weights.update({file_key(slot, role): value for role, value in started.items()})
+        else:
+            weights[slot.down] = uniform(generator(slot.kohya), adapter.parameters[slot.down])
+            weights[slot.up] = torch.zeros(adapter.parameters[slot.up].shape)
     return weights
 
 
@@ -241,12 +290,42 @@ def _config_of(model: nn.Module) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else cast(dict[str, Any], config.to_dict())
 
 
-def _add_layer(adapter: Adapter, slot: Slot, factors: Factors, recipe: RecipeConfig, rate_factor: float) -> None:
-    for key, factor in ((slot.down, factors.down), (slot.up, factors.up)):
-        adapter.parameters[key] = cast(nn.Parameter, factor.weight)
+def _add_loras(
+    adapter: Adapter, model: nn.Module, sizes: Mapping[Slot, LayerSettings], recipe: RecipeConfig, dtype: torch.dtype
+) -> None:
+    hooked = recipe.has_dropouts or adapter.rank_mask is not None
+    customize = partial(register, hooked=hooked) if adapter.lean else None
+    for slot, factors in inject(model, sizes, dtype, customize).items():
+        parameters = {slot.down: factors.down.weight, slot.up: factors.up.weight}
+        _add_layer(adapter, slot, cast(dict[str, nn.Parameter], parameters), sizes[slot].rate_factor)
+        adapter.zero_keys.add(slot.up)
+        if recipe.has_dropouts:
+            factors.down.register_forward_hook(partial(_apply_dropout, adapter, recipe))
+        if adapter.rank_mask and slot.part == "unet":
+            factors.down.register_forward_hook(partial(_mask_ranks, adapter, adapter.rank_mask))
+
+
+def _add_changes(
+    adapter: Adapter, model: nn.Module, sizes: Mapping[Slot, LayerSettings], recipe: RecipeConfig, dtype: torch.dtype
+) -> None:
+    """Wrap layers of one model in those of another method than LoRA, with uninitialized weights."""
+    for slot, settings in sizes.items():
+        path = module_path(model, slot)
+        frozen = cast(Factor, model.get_submodule(path))
+        change = make_change(recipe, frozen, settings, dtype)
+        layer = LycorisLayer(frozen, [change])
+        model.set_submodule(path, layer)
+        parameters = {file_key(slot, role): weight for role, weight in change.named_parameters(recurse=False)}
+        _add_layer(adapter, slot, parameters, settings.rate_factor)
+        adapter.changes[slot] = layer
+        adapter.alpha[slot.kohya] = change.scale * settings.rank
+        adapter.zero_keys |= {file_key(slot, role) for role in change.zero}
+
+
+def _add_layer(adapter: Adapter, slot: Slot, parameters: Mapping[str, nn.Parameter], rate_factor: float) -> None:
+    for key, parameter in parameters.items():
+        adapter.parameters[key] = parameter
         adapter.part_of[key], adapter.rate_factor_of[key] = slot.part, rate_factor
-    if recipe.has_dropouts:
-        factors.down.register_forward_hook(partial(_apply_dropout, adapter, recipe))
 
 
 def _apply_dropout(
@@ -274,139 +353,12 @@ def _apply_dropout(
     return output
 
 
-WeightedLora = tuple[LoraWeights, float]  # strength
-Scaled = tuple[LoraLayer, float]  # strength · alpha / rank
-
-
-class AppliedLoras:
-    """Finished LoRAs that are applied to the models that render images, and can be replaced or removed.
-
-    They are not merged into the base: a small change added to fp16 or bf16 weights is mostly rounded away. Keeping them
-    separate takes memory for their weights and a few percent more time, but leaves the base bit-identical. `dtype` is
-    the one the base computes in. The models must have no LoRAs when this object is created.
-    """
-
-    def __init__(self, unet: nn.Module, text_encoders: Sequence[nn.Module], *, dtype: torch.dtype) -> None:
-        self._models = models_by_part(unet, text_encoders)
-        self._dtype = dtype
-        self._factors: dict[Slot, Factors] = {}
-
-    def use(self, loras: Sequence[WeightedLora]) -> None:
-        """Apply these LoRAs, each with its strength (1: as trained), in place of the current ones.
-
-        A sum of LoRAs is a single LoRA whose rank is the sum of their ranks, so they are stacked into one. If the ranks
-        are unchanged, as between steps of a run, only the values are overwritten. Raises LoraFileError for shapes that
-        do not match the base; the models then have no LoRAs.
-        """
-        stacks: dict[Slot, list[Scaled]] = {}
-        for lora, strength in loras:
-            for slot, layer in lora.layers.items():
-                stacks.setdefault(slot, []).append((layer, strength * layer.alpha / layer.rank))
-        ranks = {slot: sum(layer.rank for layer, _ in stack) for slot, stack in stacks.items()}
-        try:
-            if ranks != {slot: factors.down.weight.shape[0] for slot, factors in self._factors.items()}:
-                self.remove()
-                self._inject(ranks)
-            for slot, factors in self._factors.items():
-                _fill(slot, factors, stacks[slot])
-        except BaseException:  # also Ctrl-C: partly filled layers would silently change every image
-            self.remove()
-            raise
-
-    def remove(self) -> None:
-        """Remove all LoRAs from the models."""
-        for model in self._models.values():
-            recurse_remove_peft_layers(model)
-            if hasattr(model, "peft_config"):
-                del model.peft_config
-        self._factors = {}
-
-    def _inject(self, ranks: Mapping[Slot, int]) -> None:
-        for part, model in self._models.items():
-            # With alpha = rank, PEFT's scale is 1: `_fill` multiplies each LoRA's own scale into `up`.
-            sizes = {slot: LayerSettings(rank, rank) for slot, rank in ranks.items() if slot.part == part}
-            if sizes:
-                self._factors |= inject(model, sizes, self._dtype)
-
-
-def _fill(slot: Slot, factors: Factors, stack: Sequence[Scaled]) -> None:
-    """Fill `factors` with one layer's LoRAs, stacked along the rank, with each scale multiplied into `up`."""
-    down, up = factors.down.weight, factors.up.weight
-    downs = [reshape_to_layer(slot, layer.down, (layer.rank, *down.shape[1:])) for layer, _ in stack]
-    ups = [reshape_to_layer(slot, layer.up, (up.shape[0], layer.rank, *up.shape[2:])) * scale for layer, scale in stack]
-    down.requires_grad_(False).copy_(torch.cat(downs))
-    up.requires_grad_(False).copy_(torch.cat(ups, dim=1))
-
-
-def continue_from(
-    path: Path, family: Family, table: Sequence[Slot], adapter: Adapter, initial: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the fp32 weights by file key to continue training from a LoRA file.
-
-    `table` lists all layers of the base, including text encoders that are not trained. Layers missing from the file
-    keep their weights in `initial` (from `initial_weights`), which have no effect yet. If the file's alpha differs from
-    the recipe's, the ratio is multiplied into `up`, so that training starts with the file's effect. Raises
-    LoraFileError if a part of the file would be lost, or if its ranks or shapes do not match the recipe and base.
-    """
-    lora = read_lora(path, family, table)
-    _refuse_losses(path, lora, adapter)
-    _refuse_other_ranks(path, lora, adapter)
-    weights = dict(initial)
-    for slot in adapter.slots:
-        if slot in lora.layers:
-            layer = lora.layers[slot]
-            weights[slot.down] = reshape_to_layer(slot, layer.down, adapter.parameters[slot.down].shape)
-            up = reshape_to_layer(slot, layer.up, adapter.parameters[slot.up].shape)
-            weights[slot.up] = up * (layer.alpha / adapter.alpha[slot.kohya])
-    return weights
-
-
-def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
-    if lora.unmatched:
-        keys = "1 key matches" if len(lora.unmatched) == 1 else f"{len(lora.unmatched)} keys match"
-        raise LoraFileError(
-            "lora.unmatched",
-            f"Could not continue from {path.name}: {keys} no layer of the base, such as {lora.unmatched[0]}.",
-            "Choose a plain LoRA for the same family as the base.",
-        )
-    # Zeros do not count: exporters add them for untrained projections of a text layer (export._missing_projections).
-    lost = [slot for slot, layer in lora.layers.items() if slot.kohya not in adapter.rank and layer.up.any()]
-    if lost:
-        layers = "1 layer" if len(lost) == 1 else f"{len(lost)} layers"
-        raise LoraFileError(
-            "lora.untrained",
-            f"Could not continue from {path.name}: the changes to {layers} that the recipe does not train "
-            f"would be lost, for example {lost[0].kohya}.",
-            _remedy(lost, adapter),
-        )
-
-
-def _remedy(lost: list[Slot], adapter: Adapter) -> str:
-    """Return a sentence that says which setting to change so that no layer of the file is lost."""
-    untrained = {slot.part for slot in lost} - {slot.part for slot in adapter.slots}
-    if untrained:
-        return " ".join(f"Set {_SETTINGS[part]}.learning_rate above 0." for part in sorted(untrained))
-    if {slot.kind for slot in lost} <= {slot.kind for slot in adapter.slots if slot.part == "unet"}:
-        return "Remove the entries of recipe.blocks that exclude these layers with rate_factor = 0."
-    layers = "all" if any(slot.kind == "conv" for slot in lost) else "linear"
-    return f'Set recipe.layers = "{layers}".'
-
-
-def _refuse_other_ranks(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
-    ranks: dict[str, set[int]] = {}
-    for slot, layer in lora.layers.items():
-        if layer.rank != adapter.rank.get(slot.kohya, layer.rank):
-            key = "recipe.conv_rank" if slot.kernel == 3 else f"{_SETTINGS[slot.part]}.rank"
-            ranks.setdefault(key, set()).add(layer.rank)
-    if not ranks:
-        return
-    listed = {key: " and ".join(map(str, sorted(found))) for key, found in ranks.items()}
-    differences = ", ".join(f"{key}: {found} in the file" for key, found in listed.items())
-    uneven = any(len(found) > 1 for found in ranks.values())
-    raise LoraFileError(
-        "lora.rank",
-        f"Could not continue from {path.name}: its ranks do not match the recipe ({differences}).",
-        "The file's layers have different ranks: set them in recipe.blocks, or use a LoRA that was not resized."
-        if uneven
-        else "Set " + " and ".join(f"{key} = {found.pop()}" for key, found in ranks.items()) + ".",
-    )
+def _mask_ranks(
+    adapter: Adapter, rank_mask: RankMask, down: nn.Module, inputs: object, output: Tensor
+) -> Tensor | None:
+    """Set the ranks of a down layer's output to zero that do not learn from an image's timestep."""
+    if not adapter.training:
+        return None
+    axis = 1 if isinstance(down, nn.Conv2d) else output.ndim - 1
+    mask = rank_mask.of(output.shape[axis]).to(output.dtype)
+    return output * mask.view([size if dim in (0, axis) else 1 for dim, size in enumerate(output.shape)])

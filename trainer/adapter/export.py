@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer import __version__
 from trainer.adapter.attach import Adapter
-from trainer.adapter.names import TEXT_ATTENTION, Slot
+from trainer.adapter.names import TEXT_ATTENTION, Slot, file_key
 from trainer.config.base import ARCHITECTURES, BASE_VERSIONS, SIDE_FILE_VERSIONS, Family, Prediction
 from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig
@@ -33,6 +33,13 @@ Naming = Literal["kohya", "diffusers"]
 TIME_KEYS = ("ss_training_started_at", "modelspec.date")
 # ComfyUI reads headers up to 1 MiB; 1000 tags stay far below that.
 _MOST_TAGS = 1000
+# Arguments of lycoris.kohya, by kind of adapter.
+_ALGORITHMS: dict[str, dict[str, str]] = {
+    "dora": {"algo": "locon", "dora_wd": "True", "wd_on_output": "False"},
+    "loha": {"algo": "loha"},
+    "lokr": {"algo": "lokr"},
+    "oft": {"algo": "diag-oft"},
+}
 _IMPLEMENTATIONS: dict[Family, str] = {
     "sd15": "diffusers",
     "sdxl": "https://github.com/Stability-AI/generative-models",
@@ -68,14 +75,14 @@ def export_lora(
             file.write(header)
             file.write(payload)
         # Read back before the old file is replaced, so that a failing disk cannot cost the user both.
-        _check_written(temporary, adapter.table, naming, digest.hexdigest())
+        _check_written(temporary, adapter, naming, digest.hexdigest())
     return digest.hexdigest()
 
 
-def _keys(slot: Slot, naming: Naming) -> tuple[str, ...]:
-    """Return one layer's tensor names: down, up, and alpha if the naming has a key for it."""
+def _keys(slot: Slot, naming: Naming, adapter: Adapter) -> tuple[str, ...]:
+    """Return one layer's tensor names: its weights, and alpha if the naming has a key for it."""
     if naming == "kohya":
-        return slot.down, slot.up, f"{slot.kohya}.alpha"
+        return *adapter.keys(slot), file_key(slot, "alpha")
     return f"{slot.part}.{slot.module}.lora_A.weight", f"{slot.part}.{slot.module}.lora_B.weight"
 
 
@@ -84,15 +91,13 @@ def _tensors(weights: Mapping[str, Tensor], adapter: Adapter, dtype: torch.dtype
     for slot in adapter.slots:
         alpha = adapter.alpha[slot.kohya]
         scale = 1.0 if naming == "kohya" else alpha / adapter.rank[slot.kohya]
-        layer = (
-            _cast(slot, weights[slot.down], 1.0, dtype),
-            _cast(slot, weights[slot.up], scale, dtype),
-            torch.tensor(alpha, dtype=torch.float32),
-        )
-        tensors.update(zip(_keys(slot, naming), layer, strict=False))  # not strict: diffusers' naming has no alpha
+        layer = [_cast(slot, weights[key], scale if key == slot.up else 1.0, dtype) for key in adapter.keys(slot)]
+        layer.append(torch.tensor(adapter.file_alpha(slot), dtype=torch.float32))
+        # Not strict: diffusers' naming has no alpha.
+        tensors.update(zip(_keys(slot, naming, adapter), layer, strict=False))
     for slot, trained in _missing_projections(adapter):
         # The q, k, v and out projections of a CLIP layer have the same shape.
-        for key, other in zip(_keys(slot, naming), _keys(trained, naming), strict=True):
+        for key, other in zip(_keys(slot, naming, adapter), _keys(trained, naming, adapter), strict=True):
             tensors[key] = tensors[other].clone() if key.endswith(".alpha") else torch.zeros_like(tensors[other])
     return tensors
 
@@ -102,6 +107,8 @@ def _missing_projections(adapter: Adapter) -> Iterator[tuple[Slot, Slot]]:
 
     A1111 and diffusers ignore or reject layers that do not have all of q, k, v and out.
     """
+    if adapter.changes:
+        return  # none of these programs, or each layer by itself, is what reads other methods
     trained = {_layer_of(slot): slot for slot in adapter.slots if slot.module.endswith(TEXT_ATTENTION)}
     for slot in adapter.table:
         if slot.module.endswith(TEXT_ATTENTION) and slot.kohya not in adapter.rank and _layer_of(slot) in trained:
@@ -126,10 +133,10 @@ def _cast(slot: Slot, tensor: Tensor, scale: float, dtype: torch.dtype) -> Tenso
     )
 
 
-def _check_written(written: Path, table: Sequence[Slot], naming: Naming, digest: str) -> None:
+def _check_written(written: Path, adapter: Adapter, naming: Naming, digest: str) -> None:
     """Raise LoraFileError unless the written file has known names, complete pairs, finite values and this digest."""
     header = read_header(written, "lora")
-    expected = {key: keys for slot in table if (keys := _keys(slot, naming)) for key in keys}
+    expected = {key: keys for slot in adapter.table if (keys := _keys(slot, naming, adapter)) for key in keys}
     unknown = [key for key in header.tensors if key not in expected]
     incomplete = [key for key in header.tensors if key in expected and not header.tensors.keys() >= set(expected[key])]
     with safe_open(written, framework="pt") as file:
@@ -235,18 +242,21 @@ def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> No
 
 def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:
     """Return the network metadata; the rank is "Dynamic" if it differs between parts, as in resized LoRAs."""
+    recipe = facts.recipe
     plain = [slot.kohya for slot in adapter.slots if slot.kernel == 1]
     convolutions = [slot.kohya for slot in adapter.slots if slot.kernel == 3]
-    arguments = {}
-    if facts.recipe.lora_plus_ratio:
-        arguments["loraplus_lr_ratio"] = str(facts.recipe.lora_plus_ratio)
+    arguments = dict(_ALGORITHMS.get(recipe.adapter, {})) if adapter.changes else {}
+    if recipe.adapter == "lokr" and adapter.changes:
+        arguments["factor"] = str(recipe.lokr_factor or -1)
+    if recipe.lora_plus_ratio:
+        arguments["loraplus_lr_ratio"] = str(recipe.lora_plus_ratio)
     if convolutions:
         arguments["conv_dim"] = str(adapter.rank[convolutions[0]])
         arguments["conv_alpha"] = str(adapter.alpha[convolutions[0]])
     return {
         "ss_v2": "False",
         "ss_base_model_version": BASE_VERSIONS[facts.family],
-        "ss_network_module": "networks.lora",
+        "ss_network_module": "lycoris.kohya" if adapter.changes else "networks.lora",
         "ss_network_dim": _common(adapter.rank[name] for name in plain),
         "ss_network_alpha": _common(adapter.alpha[name] for name in plain),
         "ss_network_args": json.dumps(arguments),

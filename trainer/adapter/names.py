@@ -74,6 +74,11 @@ def slots(
     return tuple(table)
 
 
+def file_key(slot: Slot, role: str) -> str:
+    """Return the file key of a layer's tensor, such as its "lora_down", "hada_w1_a" or "alpha"."""
+    return f"{slot.kohya}.{role}{'.weight' if role.startswith('lora_') else ''}"
+
+
 def aliases(table: Sequence[Slot]) -> dict[str, Slot]:
     """Map every flattened layer name that a program may use in a LoRA file to its layer.
 

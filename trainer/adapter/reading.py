@@ -1,4 +1,4 @@
-"""Read LoRA files with any common naming; return fp32 matrices and alpha for each slot of the base."""
+"""Read LoRA and LyCORIS files with any common naming; return fp32 tensors and alpha for each slot of the base."""
 
 from __future__ import annotations
 
@@ -14,31 +14,39 @@ from torch import Tensor
 
 from trainer.adapter.names import Slot, aliases
 from trainer.config.base import Family
+from trainer.config.recipe import AdapterKind
 from trainer.errors import LoraFileError
 from trainer.files.architecture import NAMES
 from trainer.files.header import Header, read_header
 from trainer.protocol.files import long_path
 from trainer.protocol.reading import UnusableFileError, parse_json
 
-# In this order: kohya, PEFT, diffusers, and diffusers before 0.21, where `to_q_lora.down` has no dot after the layer.
+# In this order: kohya, PEFT, diffusers, diffusers before 0.21, where `to_q_lora.down` has no dot after the layer,
+# LyCORIS, and PEFT's DoRA.
 _KEY = re.compile(
     r"(?P<module>.+?)"
     r"(?:\.lora_(?P<kohya>down|up)\.weight"
     r"|\.lora_(?P<peft>[AB])(?:\.default)?\.weight"
     r"|[._]lora(?:_linear_layer)?\.(?P<diffusers>down|up)\.weight"
-    r"|\.(?P<alpha>alpha))"
+    r"|\.(?P<lycoris>alpha|dora_scale|hada_w[12]_[ab]|lokr_w[12](?:_[ab])?|oft_blocks)"
+    r"|\.(?P<magnitude>lora_magnitude_vector)(?:\.default)?(?:\.weight)?)"
 )
 _ROLES = {"A": "down", "B": "up"}
 
 # Key patterns of unsupported kinds of adapter, checked in this order.
 _REFUSED = {
-    "DoRA": r"\.(dora_scale|lora_magnitude_vector)",
-    "LoHa": r"\.hada_",
-    "LoKr": r"\.lokr_",
-    "LoCon with Tucker decomposition": r"\.lora_mid\.",
-    "OFT": r"\.oft_",
+    "a Tucker decomposition": r"\.(lora_mid\.|hada_t[12]|lokr_t[12])",
+    "rotations of other forms than LyCORIS' diagonal OFT": r"\.(oft_(?!blocks)|rescale$)",
     "full weight differences (LyCORIS full)": r"\.diff(_b)?$",
 }
+# Roles of a layer's tensors, without alpha.
+_KINDS: tuple[tuple[AdapterKind, set[str]], ...] = (
+    ("dora", {"lora_down", "lora_up", "dora_scale"}),
+    ("loha", {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}),
+    ("lokr", {"lokr_w1", "lokr_w2"}),
+    ("lokr", {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}),
+    ("oft", {"oft_blocks"}),
+)
 _LARGEST_ALPHA = 1e9
 _FORMATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
 # Width of the text embedding that the UNet's cross-attention reads; it identifies the family.
@@ -62,10 +70,21 @@ class LoraLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class LycorisWeights:
+    """Tensors of one layer of another method than LoRA."""
+
+    kind: AdapterKind
+    weights: dict[str, Tensor]
+    """fp32 tensors by role, such as "hada_w1_a"; see trainer.adapter.lycoris."""
+    alpha: float
+    """Alpha; the change is scaled by alpha / rank, except for rotations and LoKr of full rank."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoraWeights:
     """Contents of a LoRA file."""
 
-    layers: dict[Slot, LoraLayer]
+    layers: dict[Slot, LoraLayer | LycorisWeights]
     """Layers that match the base, in the order of the `table` given to `read_lora`."""
     unmatched: tuple[str, ...]
     """Keys that match no layer of the base and were ignored; callers report them to the user."""
@@ -77,8 +96,9 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     """Read a LoRA file for a base whose layers are `table`.
 
     Supports kohya names with diffusers' or LDM's block names, PEFT's and diffusers' names with and without
-    "text_model", alpha as a tensor or in diffusers' metadata, and different ranks per layer. Raises LoraFileError for
-    other kinds of adapters, for other families, and for files that are broken, incomplete or contain NaN or infinity.
+    "text_model", alpha as a tensor or in diffusers' metadata, different ranks per layer, and DoRA (with one magnitude
+    per input or per output), LoHa, LoKr and diagonal OFT. Raises LoraFileError for other kinds of adapters, for other
+    families, and for files that are broken, incomplete or contain NaN or infinity.
     """
     header = read_header(path, "lora")
     _refuse_other_kinds(path, header)
@@ -121,8 +141,8 @@ def _refuse_other_kinds(path: Path, header: Header) -> None:
         if found is not None:
             raise LoraFileError(
                 "lora.kind",
-                f"{path.name} is not a plain LoRA: it contains {kind} (key {found}).",
-                "Use a plain LoRA or LoCon file, or convert this one with the program that made it.",
+                f"{path.name} cannot be read: it contains {kind} (key {found}).",
+                "Use a LoRA, LoCon, DoRA, LoHa or LoKr file, or convert this one with the program that made it.",
             )
 
 
@@ -142,7 +162,7 @@ def _refuse_other_family(path: Path, header: Header, family: Family) -> None:
 
 
 def _sort_keys(path: Path, header: Header, table: Sequence[Slot]) -> tuple[dict[Slot, dict[str, str]], list[str]]:
-    """Return the file's keys by slot and role (down, up, alpha), and the keys that match no slot."""
+    """Return the file's keys by slot and role (down, up, alpha, or as in LyCORIS), and those that match no slot."""
     names = aliases(table)
     keys: dict[Slot, dict[str, str]] = {}
     unmatched = []
@@ -173,10 +193,47 @@ def _flatten(module: str) -> str:
 
 
 def _role(match: re.Match[str]) -> str:
-    return match["kohya"] or match["diffusers"] or match["alpha"] or _ROLES[match["peft"]]
+    if match["peft"]:
+        return _ROLES[match["peft"]]
+    return match["kohya"] or match["diffusers"] or match["lycoris"] or "dora_scale"
 
 
-def _read_layer(path: Path, slot: Slot, keys: Mapping[str, str], file: Any, alpha_of: _MetadataAlpha) -> LoraLayer:
+def _read_layer(
+    path: Path, slot: Slot, keys: Mapping[str, str], file: Any, alpha_of: _MetadataAlpha
+) -> LoraLayer | LycorisWeights:
+    if keys.keys() <= {"down", "up", "alpha"}:
+        return _read_plain(path, slot, keys, file, alpha_of)
+    tensors = {role: _read_tensor(path, key, file) for role, key in keys.items()}
+    alpha = tensors.pop("alpha", None)
+    if alpha is not None and alpha.numel() != 1:
+        raise _broken(path, f"has an alpha that is not a single number: {keys['alpha']}")
+    weights = {f"lora_{role}" if role in ("down", "up") else role: tensor for role, tensor in tensors.items()}
+    if "lokr_w1_a" in weights and "lokr_w1_b" in weights:
+        weights = _with_whole_w1(path, keys, weights, alpha)
+    kind = next((kind for kind, roles in _KINDS if weights.keys() == roles), None)
+    if kind is None:
+        raise _broken(path, f"contains only a part of a layer: {next(iter(keys.values()))} is not complete")
+    if kind == "oft" and alpha is not None and alpha.item() != 0:
+        raise _broken(path, f"limits its rotations, which is not supported ({keys['alpha']} is not 0)")
+    rank = next((weights[role].shape[0] for role in ("lora_down", "hada_w1_b", "lokr_w2_b") if role in weights), 1)
+    if alpha is None:
+        return LycorisWeights(kind, weights, alpha_of(slot, rank, dora=kind == "dora"))
+    return LycorisWeights(kind, weights, float(alpha))
+
+
+def _with_whole_w1(
+    path: Path, keys: Mapping[str, str], weights: dict[str, Tensor], alpha: Tensor | None
+) -> dict[str, Tensor]:
+    """Return LoKr weights with the two factors of w1 multiplied, and with the scale in w1 if w2 has no factors."""
+    a, b = weights["lokr_w1_a"], weights["lokr_w1_b"]
+    if not (a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]):
+        raise _broken(path, f"has matrices whose shapes do not match at {keys['lokr_w1_a']}")
+    scale = 1.0 if alpha is None or "lokr_w2" not in weights else float(alpha) / len(b)
+    others = {role: tensor for role, tensor in weights.items() if not role.startswith("lokr_w1")}
+    return {"lokr_w1": a @ b * scale, **others}
+
+
+def _read_plain(path: Path, slot: Slot, keys: Mapping[str, str], file: Any, alpha_of: _MetadataAlpha) -> LoraLayer:
     missing = {"down", "up"} - keys.keys()
     if missing:
         raise _broken(path, f"contains only half of a layer: {next(iter(keys.values()))} has no {missing.pop()} matrix")
@@ -216,8 +273,8 @@ class _MetadataAlpha:
             raise _broken(path, "has lora_adapter_metadata that is not a table")
         self._metadata: dict[str, Any] = metadata_table
 
-    def __call__(self, slot: Slot, rank: int) -> float:
-        if self._metadata.get(f"{slot.part}.use_dora"):
+    def __call__(self, slot: Slot, rank: int, *, dora: bool = False) -> float:
+        if self._metadata.get(f"{slot.part}.use_dora") and not dora:
             raise _broken(self._path, "is marked as a DoRA but has no magnitude vectors")
         pattern = self._metadata.get(f"{slot.part}.alpha_pattern") or {}
         if not isinstance(pattern, dict):

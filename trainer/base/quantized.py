@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from bitsandbytes.autograd._functions import matmul_4bit
 from bitsandbytes.functional import create_dynamic_map, dequantize_4bit, name2qmap
 from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import Tensor, nn
@@ -148,6 +149,18 @@ class FrozenInt8Linear(Linear8bitLt):
         """Return the gradient of x, given the gradient of the output; only valid after a forward."""
         return input_gradient(gradient, cast(Tensor, self.state.CB), cast(Tensor, self.state.SCB), self.directions)
 
+    def without_bias(self, x: Tensor) -> Tensor:
+        """Return x (..., inputs) · Wᵀ; only valid after a forward."""
+        product: Tensor = _Int8Product.apply(x, self.state.CB, self.state.SCB, None, self.directions)  # type: ignore[no-untyped-call]
+        return product
+
+    def dense_weight(self) -> Tensor:
+        """Return the dequantized weight (outputs, inputs), fp32; valid before a forward too."""
+        weight = cast(Int8Params, self.weight)
+        moved = weight.CB is None
+        stored, scales = (self.state.CB, self.state.SCB) if moved else (weight.CB, weight.SCB)
+        return _dequantized(cast(Tensor, stored), cast(Tensor, scales), torch.float32)
+
 
 class _Int8Product(torch.autograd.Function):
     """Autograd function for `quantized_linear`; saves no input, because the frozen weight needs no gradient."""
@@ -200,8 +213,18 @@ class FrozenNF4Linear(Linear4bit):
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
         """Return the gradient of x, given the gradient of the output."""
+        return gradient @ self.dense_weight().to(gradient.dtype)
+
+    def without_bias(self, x: Tensor) -> Tensor:
+        """Return x (..., inputs) · Wᵀ; only x receives a gradient."""
         weight = cast(Params4bit, self.weight)
-        return gradient @ dequantize_4bit(weight, weight.quant_state).to(gradient.dtype)
+        product: Tensor = matmul_4bit(x, weight, bias=None, quant_state=weight.quant_state)
+        return product
+
+    def dense_weight(self) -> Tensor:
+        """Return the dequantized weight (outputs, inputs) in the dtype that it was quantized from."""
+        weight = cast(Params4bit, self.weight)
+        return dequantize_4bit(weight, weight.quant_state)
 
 
 def quantizable_linears(model: nn.Module) -> dict[str, nn.Linear]:

@@ -58,6 +58,10 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     at = "recipe."
     yield at + "clip_skip", recipe, family == "sdxl", "SDXL always uses the penultimate layer"
     yield at + "caption_padding", recipe, recipe.token_chunks == 75, "the max token length is 75 (token_chunks)"
+    yield at + "lokr_factor", recipe, recipe.adapter != "lokr", 'it is used only with adapter = "lokr"'
+    yield at + "tlora_min_rank", recipe, recipe.adapter != "tlora", 'it is used only with adapter = "tlora"'
+    for key in ("alpha", "conv_alpha"):
+        yield at + key, recipe, recipe.adapter == "oft", 'adapter = "oft" has no scale'
     for key in ("conv_rank", "conv_alpha"):
         yield at + key, recipe, recipe.layers != "all", '3x3 convolutions are trained only with layers = "all"'
     yield (

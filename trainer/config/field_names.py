@@ -156,7 +156,8 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
                              "prior_prediction": "regularization", "instance": "train", "standard": "train",
                              "val": "validation"},
     "dataset.masks": {"alpha_mask": "alpha", "masklabel": "files"},
-    "recipe.adapter": {"locon": "lora", "lycoris": "lora", "networks.lora": "lora", "peft": "lora"},
+    "recipe.adapter": {"locon": "lora", "lycoris": "lora", "networks.lora": "lora", "peft": "lora", "t-lora": "tlora",
+                       "t_lora": "tlora", "diag-oft": "oft", "diag_oft": "oft", "oft_2": "oft"},
     "recipe.layers": {"full": "all", "conv": "all", "attn-mlp": "linear", "attn-only": "attention"},
     "recipe.optimizer.name": {word: name for name, kind in OPTIMIZERS.items() for word in kind.method.names},
     "recipe.schedule.kind": {
@@ -184,8 +185,8 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
 """Values that other programs use and their equivalents here, by job key."""
 
 UNSUPPORTED: Mapping[str, str] = {
-    **dict.fromkeys(("lokr", "loha", "dora", "dylora", "glora", "ia3", "oft", "boft", "full_finetune"),
-                    'only adapter = "lora" is supported (with layers = "all" it is a LoCon)'),
+    **dict.fromkeys(("dylora", "glora", "ia3", "boft", "full_finetune"),
+                    "this method is not supported; recipe.adapter is lora, tlora, dora, loha, lokr or oft"),
     "network_args": "set these as keys of [recipe], such as recipe.conv_rank",
     "optimizer_args": "set these as keys of [recipe.optimizer], such as recipe.optimizer.weight_decay",
     "lr_scheduler_args": "set these as keys of [recipe.schedule], such as recipe.schedule.cycles",

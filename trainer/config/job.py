@@ -208,6 +208,19 @@ class Job(Section):
     output: OutputConfig = OutputConfig()
     """Where the LoRA is saved."""
 
+    @property
+    def stated_fit(self) -> FitConfig:
+        """Return the fit as written, with what the recipe rules out: the planner chooses the rest."""
+        if self.fit.stream is None and self.recipe.needs_whole_base:
+            return self.fit.replaced(stream="none")
+        return self.fit
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error for a streamed base that the adapter has to measure."""
+        if self.fit.is_streamed and self.recipe.needs_whole_base:
+            kind = self.recipe.adapter
+            yield "fit.stream", f'cannot be used with recipe.adapter = "{kind}", which measures all base weights'
+
 
 def learning_rates(job: Job) -> dict[Part, float]:
     """Return the learning rate of each trained part, leaving out parts with rate 0."""

@@ -126,12 +126,44 @@ def whole(entries: int, *more: int) -> StateLayout:
     return lambda _, weight: [*(entries * [FP32 * weight.numbers]), *more]
 
 
+_COPY = "other programs load its copy as a plain LoRA"
+
 ADAPTERS: Mapping[str, Method] = {
     "lora": Method(
         "LoRA",
         'Low-rank matrices beside the layers; with layers = "all" also on 3x3 convolutions (LoCon).',
         "Hu et al. 2021; networks/lora.py of kohya's sd-scripts",
         loads_in="every program that loads LoRAs",
+    ),
+    "tlora": Method(
+        "T-LoRA",
+        "A LoRA of which fewer ranks learn from noisy timesteps, so that few images are copied less.",
+        "Soboleva et al. 2025, arXiv 2507.05964",
+        loads_in="every program that loads LoRAs, which apply all ranks at all timesteps",
+    ),
+    "dora": Method(
+        "DoRA",
+        "A LoRA that also learns one magnitude per input of each layer; about twice the work of a LoRA in a step.",
+        "Liu et al. 2024; locon with dora_wd and wd_on_output = False of LyCORIS",
+        loads_in=f"ComfyUI, Forge, InvokeAI and A1111; {_COPY}",
+    ),
+    "loha": Method(
+        "LoHa",
+        "Product, number by number, of two low-rank matrices: a higher rank for the same size of file.",
+        "Hyeon-Woo et al. 2022; loha of LyCORIS",
+        loads_in=f"ComfyUI, Forge, InvokeAI and A1111; {_COPY}",
+    ),
+    "lokr": Method(
+        "LoKr",
+        "Kronecker product of a small and a larger matrix: small files.",
+        "Yeh et al. 2023; lokr of LyCORIS",
+        loads_in=f"ComfyUI, Forge and A1111, and InvokeAI for SDXL; {_COPY}",
+    ),
+    "oft": Method(
+        "OFT",
+        "Rotates blocks of each layer's outputs, so that the strength of the base's features stays.",
+        "Qiu et al. 2023; diag-oft of LyCORIS",
+        loads_in=f"ComfyUI, Forge and A1111; {_COPY}",
     ),
 }
 """Values of recipe.adapter."""

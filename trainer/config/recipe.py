@@ -259,11 +259,18 @@ class BlockConfig(Section):
             yield "match", "is the only key of this entry: set rank, alpha or rate_factor too, or remove the entry"
 
 
+AdapterKind = Literal["lora", "tlora", "dora", "loha", "lokr", "oft"]
+
+
 class RecipeConfig(Section):
     """What the LoRA learns and how."""
 
-    adapter: Literal["lora"] = Field(default="lora", title="Adapter type")
-    """Type of adapter; LoRA is the only one (with layers = "all" it is a LoCon)."""
+    adapter: AdapterKind = Field(default="lora", title="Adapter type")
+    """Type of adapter (kohya: network_module, algo); only lora and tlora files load in every program."""
+    lokr_factor: int | None = Field(default=None, ge=2, le=1024, title="LoKr factor")
+    """LoKr: size of the smaller matrix (LyCORIS: factor); larger: smaller files; default: as square as possible."""
+    tlora_min_rank: Rank | None = Field(default=None, title="T-LoRA min rank")
+    """T-LoRA: number of ranks that learn from the noisiest timesteps; default: half the rank."""
     layers: Literal["attention", "linear", "all"] = Field(default="linear", title="Trained layers")
     """UNet layers to train: attention only; all linear and 1x1 layers (as in kohya); or 3x3 layers too (LoCon)."""
     rank: Rank = 16
@@ -332,6 +339,21 @@ class RecipeConfig(Section):
         return {"name": "adamw", **value} if isinstance(value, dict) else value
 
     @property
+    def is_plain_lora(self) -> bool:
+        """Return whether the file holds a plain LoRA, which every program loads."""
+        return self.adapter in ("lora", "tlora")
+
+    @property
+    def has_low_rank(self) -> bool:
+        """Return whether each layer has a product of a down and an up matrix."""
+        return self.is_plain_lora or self.adapter == "dora"
+
+    @property
+    def needs_whole_base(self) -> bool:
+        """Return whether the adapter reads all weights of the base before training, so that none can be streamed."""
+        return self.adapter == "dora"
+
+    @property
     def has_dropouts(self) -> bool:
         """Return whether any dropout inside the LoRA is on."""
         return self.dropout > 0 or self.rank_dropout > 0 or self.module_dropout > 0
@@ -362,6 +384,7 @@ class RecipeConfig(Section):
             )
         yield from self._schedule_rules()
         yield from self._layer_rules()
+        yield from self._adapter_rules()
 
     def _layer_rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for settings of single layers or matrices that the optimizer cannot follow."""
@@ -374,6 +397,22 @@ class RecipeConfig(Section):
             yield "lora_plus_ratio", f"cannot be used: {reason}"
         if self.max_weight_norm is not None and optimizer.method.averages:
             yield "max_weight_norm", f"cannot be used: {optimizer.who} would not scale its averaged weights down"
+
+    def _adapter_rules(self) -> Iterator[tuple[str, str]]:
+        """Yield errors for settings that the type of adapter cannot follow."""
+        needs_lora = "needs a low-rank product: " + f'adapter = "{self.adapter}" has none'
+        if not self.has_low_rank:
+            for key in ("dropout", "rank_dropout", "module_dropout"):
+                if getattr(self, key):
+                    yield key, needs_lora
+            if self.lora_plus_ratio not in (None, 1.0):
+                yield "lora_plus_ratio", needs_lora
+        if self.max_weight_norm is not None and not self.is_plain_lora:
+            yield "max_weight_norm", f'cannot be used with adapter = "{self.adapter}": it limits plain LoRAs'
+        if self.adapter == "oft" and self.rank_stabilized:
+            yield "rank_stabilized", 'cannot be used with adapter = "oft", which has no scale'
+        if self.adapter == "tlora" and self.learning_rate == 0:
+            yield "adapter", 'is "tlora", which masks ranks of the UNet, but the UNet\'s learning rate is 0'
 
     def _schedule_rules(self) -> Iterator[tuple[str, str]]:
         optimizer = self.optimizer

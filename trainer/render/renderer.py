@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from trainer.adapter.attach import AppliedLoras
+from trainer.adapter.applied import AppliedLoras
 from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
 from trainer.base.drawing import OnStep, RenderSpec, decode, draw_latents, make_sampler, save_image

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.adapter.attach import Adapter, attach, continue_from, initial_weights
+from trainer.adapter.attach import Adapter, attach, initial_weights
+from trainer.adapter.continuing import continue_from
 from trainer.adapter.names import slots
 from trainer.base.quantized import set_int8_directions
 from trainer.base.source import BaseSource
@@ -128,7 +129,7 @@ def parameter_groups(job: Job, adapter: Adapter, masters: MasterWeights) -> list
     equation 4).
     """
     ratio = job.recipe.lora_plus_ratio or 1.0
-    ups = {slot.up for slot in adapter.slots}
+    ups = {slot.up for slot in adapter.slots}  # only LoRAs and DoRAs, the others allow no ratio
     rates = learning_rates(job)
     groups: dict[tuple[Part, float], list[torch.nn.Parameter]] = {(part, rate): [] for part, rate in rates.items()}
     for key, master in masters.masters.items():

@@ -13,7 +13,8 @@ from torch import nn
 
 from tests.support.loras import EVERYTHING, Models, random_weights
 from tests.train.adapter.test_export import load_in_diffusers
-from trainer.adapter.attach import Adapter, attach, continue_from, module_path
+from trainer.adapter.attach import Adapter, attach, module_path
+from trainer.adapter.continuing import continue_from
 from trainer.adapter.export import export_lora
 from trainer.adapter.names import Slot
 from trainer.config.base import Family

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from tests.support.loras import EVERYTHING, Models, merge, random_weights
-from trainer.adapter.attach import Adapter, AppliedLoras, continue_from, initial_weights
+from trainer.adapter.applied import AppliedLoras
+from trainer.adapter.attach import Adapter, initial_weights
+from trainer.adapter.continuing import continue_from
 from trainer.adapter.export import export_lora
 from trainer.adapter.names import Slot
 from trainer.adapter.reading import LoraWeights, read_lora
@@ -125,12 +127,9 @@ def test_keys_that_fit_nothing_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "word"),
     [
-        ("lora_unet_mid_block_attentions_0_proj_in.dora_scale", "DoRA"),
-        ("unet.mid_block.attentions.0.proj_in.lora_magnitude_vector", "DoRA"),
-        ("lora_unet_mid_block_attentions_0_proj_in.hada_w1_a", "LoHa"),
-        ("lora_unet_mid_block_attentions_0_proj_in.lokr_w1", "LoKr"),
         ("lora_unet_mid_block_resnets_0_conv1.lora_mid.weight", "Tucker"),
-        ("lora_unet_mid_block_attentions_0_proj_in.oft_blocks", "OFT"),
+        ("lora_unet_mid_block_resnets_0_conv1.hada_t1", "Tucker"),
+        ("lora_unet_mid_block_attentions_0_proj_in.oft_diag", "rotations of other forms"),
         ("lora_unet_mid_block_attentions_0_proj_in.diff", "full weight differences"),
     ],
 )

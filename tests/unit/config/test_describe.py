@@ -27,7 +27,7 @@ def test_every_key_is_documented(found: KeyDescription) -> None:
         ("recipe.schedule.warmup", "a number of at least 0"),
         ("recipe.images.flip", "true or false"),
         ("recipe.layers", '"attention", "linear" or "all"'),
-        ("recipe.adapter", '"lora"'),
+        ("recipe.adapter", '"lora", "tlora", "dora", "loha", "lokr" or "oft"'),
         ("recipe.token_chunks", "75, 150 or 225"),
         ("base.model", "text"),
         ("base.zero_terminal_snr", '"auto" or true or false'),

@@ -17,6 +17,7 @@ KEYS = {re.sub(r"\[\w+\]", "", found.key): found for found in fields(Job)}
 OURS = {
     "schema", "preset", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
     "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
+    "recipe.lokr_factor", "recipe.tlora_min_rank",
     "recipe.blocks.*.match", "recipe.blocks.*.rank", "recipe.blocks.*.alpha",
     "recipe.schedule.decay_type", "recipe.schedule.step_rules",
     "recipe.caption_padding", "recipe.objective.huber_schedule", "recipe.objective.huber_scale",
@@ -72,7 +73,7 @@ def test_no_name_elsewhere_is_one_of_ours_in_another_place():
         ("[recipe]\nip_noise_gamma = 0.1", "(did you mean recipe.objective.input_perturbation?)"),
         ("[recipe]\nnum_repeats = 3", "(did you mean repeats in [[dataset.folders]]?)"),
         ("[recipe]\nnetwork_args = ['conv_dim=4']", "set these as keys of [recipe]"),
-        ("[recipe]\nadapter = 'lokr'", 'only adapter = "lora" is supported'),
+        ("[recipe]\nadapter = 'glora'", "this method is not supported"),
         ("[recipe]\nadapter = 'locon'", "(did you mean lora?)"),
         ("[recipe.schedule]\nkind = 'cosine_with_restarts'", "(did you mean restarts?)"),
         ("[recipe.optimizer]\nname = 'AdamW8bit'", "(did you mean adamw8bit?)"),

@@ -40,8 +40,10 @@ def resolved(made: Job, *, family: Any = "sd15", machine: Machine = CPU, samples
 MEANS_SOMETHING_ABSENT = {
     "recipe.blocks",
     "recipe.lora_plus_ratio",
+    "recipe.lokr_factor",
     "recipe.max_weight_norm",
     "recipe.rank_stabilized",
+    "recipe.tlora_min_rank",
     "preset",
     "base.vae",
     "base.revision",

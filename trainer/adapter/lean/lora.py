@@ -388,17 +388,19 @@ def call_layer(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
     return result
 
 
-def register(config: LoraConfig, *, dropouts: bool) -> None:
+def register(config: LoraConfig, *, hooked: bool) -> None:
     """Make PEFT inject these layers instead of its own wherever `config` applies.
+
+    `hooked` says whether the down layers get forward hooks, which the fused layers would not call.
 
     PEFT's hook for this is private; tests/train/adapter/lean/test_layers.py checks that it works as used here. PEFT
     takes the first entry that matches, so bitsandbytes' layers, which are subclasses of nn.Linear, come before it.
     """
     config._register_custom_module(
         {
-            Linear8bitLt: LeanInt8 if dropouts else FusedInt8,
-            Linear4bit: LeanNF4 if dropouts else FusedNF4,
-            nn.Linear: LeanLinear if dropouts else FusedLinear,
+            Linear8bitLt: LeanInt8 if hooked else FusedInt8,
+            Linear4bit: LeanNF4 if hooked else FusedNF4,
+            nn.Linear: LeanLinear if hooked else FusedLinear,
             nn.Conv2d: LeanConv2d,
         }
     )

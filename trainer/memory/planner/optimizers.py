@@ -6,6 +6,7 @@ library allocates for a weight. `tests/train/memory/planner/test_optimizers.py` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -99,7 +100,13 @@ def _rank_in(ranks: Mapping[str, int], name: str) -> int:
 
 
 def _master(numbers: int, module: str, rank: int, workload: Workload) -> MasterWeight:
-    """Return the shape of a LoRA's first factor, rank × inputs, or of its second, outputs × rank."""
+    """Return the shape of a LoRA's first factor, rank × inputs, or of its second, outputs × rank.
+
+    Those of other methods are taken as matrices of as many rows as the rank, which only matters for factored states.
+    """
+    if workload.recipe.adapter not in ("lora", "tlora"):
+        rows = math.gcd(rank, numbers)
+        return MasterWeight((rows, numbers // rows), starts_at_zero=False)
     layer, factor, _ = module.rsplit(".", 2)
     kernel = _kernel(layer.rpartition(".")[2], workload) if layer.startswith("unet.") else 0
     if factor == "lora_A":

@@ -227,7 +227,7 @@ def request_of_job(
         workload, counts = _ahead(resolved, source)
     obstacles += _disk_errors(resolved, workload, counts if here and images else None)
     return PlanRequest(
-        job.name, workload, job.fit, device_state, counts, tuple(remarks), tuple(obstacles), findings, resolved
+        job.name, workload, job.stated_fit, device_state, counts, tuple(remarks), tuple(obstacles), findings, resolved
     )
 
 
@@ -258,7 +258,9 @@ def request_without_job(
     resolved = _resolved(job, source, device_state, ASSUMED_IMAGES)
     workload, counts = _ahead(resolved, source)
     remark = Remark("dataset.assumed", {"images": ASSUMED_IMAGES, "prompts": ASSUMED_PROMPTS})
-    return PlanRequest(name or NAMES[family], workload, job.fit, device_state, counts, (remark,), resolved=resolved)
+    return PlanRequest(
+        name or NAMES[family], workload, job.stated_fit, device_state, counts, (remark,), resolved=resolved
+    )
 
 
 def _is_here(gpu: str) -> bool:

@@ -243,8 +243,8 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
         tracer.label(weight, "adapter", modules[key], f"working.{key}")
     for key, master in engine.master_weights.masters.items():
         tracer.label(master, "adapter", modules[key], f"master.{key}")
-    for slot in engine.adapter.slots:
-        tracer.mark_zero(engine.master_weights.masters[slot.up])  # as in every new LoRA
+    for key in engine.adapter.zero_keys & engine.master_weights.masters.keys():
+        tracer.mark_zero(engine.master_weights.masters[key])
     schedule = engine.noise_schedule
     for name in ("alphas_cumprod", "snr", "signal", "sigma"):
         tracer.label(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")

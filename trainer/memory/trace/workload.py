@@ -150,11 +150,13 @@ class Workload:
     def scales_with_rank(self) -> bool:
         """Return whether all parts of the LoRA have the same rank, and every tensor of a step is linear in it.
 
-        The limit of weight norms multiplies matrices of rank × rank.
+        The limit of weight norms multiplies matrices of rank × rank; other adapters than LoRAs may depend on the rank
+        in other ways.
         """
         recipe = self.recipe
         one_rank = {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
-        return one_rank and recipe.max_weight_norm is None and not any(block.rank for block in recipe.blocks or ())
+        blocks = any(block.rank for block in recipe.blocks or ())
+        return recipe.adapter == "lora" and one_rank and recipe.max_weight_norm is None and not blocks
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -268,6 +270,8 @@ class Workload:
             [(encoder.rank, encoder.learning_rate > 0) for encoder in encoders],
             [share > 0 for share in (recipe.dropout, recipe.rank_dropout, recipe.module_dropout)],
             # Only listed if there are any, as tiling above.
+            *((("lokr_factor", recipe.lokr_factor),) if recipe.lokr_factor else ()),
+            *((("tlora_min_rank", recipe.tlora_min_rank),) if recipe.tlora_min_rank else ()),
             *(tuple(block.model_dump().values()) for block in recipe.blocks or ()),
         )
 

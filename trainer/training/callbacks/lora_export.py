@@ -12,8 +12,10 @@ from torch import Tensor
 
 from trainer.adapter.attach import Adapter
 from trainer.adapter.export import ExportFacts, count_tags, export_lora, lora_metadata, write_side_files
+from trainer.adapter.plain_copy import output_error, plain_copy
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
+from trainer.config.methods import ADAPTERS
 from trainer.dataset.image import ImageRecord
 from trainer.errors import LoraFileError, RunError
 from trainer.files.header import read_header
@@ -27,6 +29,7 @@ from trainer.training.device.device import DTYPES
 from trainer.training.engine import Engine, StepResult, TrainingProgress
 from trainer.training.optim.optimizer import averaged_weights
 from trainer.training.reporting.reporter import Reporter
+from trainer.training.step import validation_loss
 
 
 def step_of(path: Path) -> int:
@@ -67,7 +70,7 @@ class Exporter:
         dtype = DTYPES[self.job.output.dtype]
         try:
             metadata = lora_metadata(facts, adapter, path.stem)
-            if self.job.output.diffusers:
+            if self.job.output.diffusers and not adapter.changes:
                 converted = path.with_name(f"{path.stem}.diffusers.safetensors")
                 export_lora(converted, weights, adapter, metadata, dtype=dtype, naming="diffusers")
             write_side_files(path, facts, self._preview(progress.step))
@@ -76,6 +79,21 @@ class Exporter:
         except OSError as error:
             raise as_resumable(error, self.run.output) from error
         return path, sha256
+
+    def export_copy(self, weights: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress) -> Path:
+        """Write the finished LoRA's copy as a plain LoRA, and one for diffusers if the job asks for it."""
+        final = self.final_path()
+        path = final.with_name(f"{final.stem}-lora.safetensors")
+        metadata = lora_metadata(self.facts(progress.step), adapter, path.stem)
+        dtype = DTYPES[self.job.output.dtype]
+        try:
+            if self.job.output.diffusers:
+                converted = final.with_name(f"{final.stem}.diffusers.safetensors")
+                export_lora(converted, weights, adapter, metadata, dtype=dtype, naming="diffusers")
+            export_lora(path, weights, adapter, metadata, dtype=dtype)
+        except OSError as error:
+            raise as_resumable(error, self.run.output) from error
+        return path
 
     def _preview(self, step: int) -> Path | None:
         """Return the preview image of the first prompt at this step, or None if there is none."""
@@ -196,11 +214,31 @@ class ExportCallback:
         """Export the LoRA now, under the name of its step or of the finished file, and return its path."""
         self.reporter.phase("save", 0, 1)
         with averaged_weights(self.engine.optimizer, self.engine.master_weights):
-            path, sha256 = self.exporter.export(
-                self.engine.master_weights.masters, self.engine.adapter, progress, final=final
-            )
+            masters, adapter = self.engine.master_weights.masters, self.engine.adapter
+            if final and adapter.changes:
+                self._save_copy(masters, adapter, progress)
+            path, sha256 = self.exporter.export(masters, adapter, progress, final=final)
         self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256))
         self.reporter.phase("save", 1, 1)
         if not final:
             self.exporter.prune(self.engine.job.report.saving.keep, (progress.best_step, self.finished))
         return path
+
+    def _save_copy(self, masters: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress) -> None:
+        """Write the copy as a plain LoRA, and report how far its outputs are off on images of the last step."""
+        engine = self.engine
+        copy, weights = plain_copy(adapter, masters)
+        path = self.exporter.export_copy(weights, copy, progress)
+        batch = engine.batches.batch(max(progress.step - 1, 0))
+        micro = engine.collator.assemble(engine.batches.split(batch)[0], len(batch))
+
+        def forward() -> None:
+            validation_loss(engine.models, engine.noise_schedule, micro.to(engine.device))
+
+        error = output_error(adapter, masters, weights, forward)
+        kind = ADAPTERS[engine.job.recipe.adapter].title
+        sentence = (
+            f"{path.name} is a copy as a plain LoRA for programs that do not load {kind}: on images of the last step, "
+            f"its outputs are off by {error:.1%}."
+        )
+        self.reporter.notice("copy", sentence)

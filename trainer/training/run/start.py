@@ -112,7 +112,7 @@ def _start(
     cap_memory(torch.device(frozen.fit.device or "cpu"))  # before autotuning, whose timings must not include spilling
     planned = PlannedFit(frozen.fit)
     if planner is not None:
-        planned = planner(frozen, job.fit, source, dataset.images, this_machine(job.fit.device))
+        planned = planner(frozen, job.stated_fit, source, dataset.images, this_machine(job.fit.device))
     for sentence in planned.notices:
         reporter.notice("plan", sentence)
     frozen = frozen.replaced(fit=planned.fit, fallbacks=settled_fallbacks(job, planned))
@@ -151,7 +151,7 @@ def settled_fallbacks(job: Job, planned: PlannedFit) -> tuple[FallbackStep, ...]
     """Return the fallback steps for a run of ``job``: the ones set in the job, else the planned ones."""
     if job.fallbacks:
         return job.fallbacks
-    return tuple(implied_fallbacks(planned.fit, job.fit)) if planned.fallbacks is None else planned.fallbacks
+    return tuple(implied_fallbacks(planned.fit, job.stated_fit)) if planned.fallbacks is None else planned.fallbacks
 
 
 def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Dataset]:

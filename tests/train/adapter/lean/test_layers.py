@@ -87,7 +87,7 @@ def lora_over(base: nn.Module, dtype: torch.dtype, *, lean: bool, dropouts: bool
     """A LoRA of rank 5 with scale 0.6 as PEFT injects it over a layer, with the same weights whoever computes."""
     config = LoraConfig(r=5, lora_alpha=3, target_modules=["layer"], init_lora_weights=False)
     if lean:
-        register(config, dropouts=dropouts)
+        register(config, hooked=dropouts)
     model = nn.ModuleDict({"layer": copy.deepcopy(base).requires_grad_(False)})
     inject_adapter_in_model(config, model)
     layer: Any = model["layer"]
@@ -198,7 +198,7 @@ def test_what_is_used_of_pefts_private_hook() -> None:
     """A dict from base class to our class, tried in its order before PEFT's own layers."""
     assert list(inspect.signature(LoraConfig._register_custom_module).parameters) == ["self", "mapping"]
     config = LoraConfig()
-    register(config, dropouts=False)
+    register(config, hooked=False)
     kinds = list(config._custom_modules)
     assert kinds.index(nn.Linear) > max(index for index, kind in enumerate(kinds) if kind.__module__.startswith("bits"))
 

@@ -1,0 +1,135 @@
+"""Continue training from the weights of a LoRA file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from trainer.adapter.attach import Adapter
+from trainer.adapter.lycoris import scale_of
+from trainer.adapter.names import Slot, file_key
+from trainer.adapter.reading import LoraLayer, LoraWeights, LycorisWeights, read_lora, reshape_to_layer
+from trainer.config.base import Family
+from trainer.config.methods import ADAPTERS
+from trainer.errors import LoraFileError
+
+_SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_encoder_2": "recipe.text_encoder_2"}
+
+
+def continue_from(
+    path: Path, family: Family, table: Sequence[Slot], adapter: Adapter, initial: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the fp32 weights by file key to continue training from a LoRA file.
+
+    `table` lists all layers of the base, including text encoders that are not trained. Layers missing from the file
+    keep their weights in `initial` (from `initial_weights`), which have no effect yet. If the file's alpha differs from
+    the recipe's, the ratio is multiplied into `up`, so that training starts with the file's effect. Raises
+    LoraFileError if a part of the file would be lost, or if its ranks or shapes do not match the recipe and base.
+    """
+    lora = read_lora(path, family, table)
+    _refuse_losses(path, lora, adapter)
+    if adapter.changes or any(isinstance(layer, LycorisWeights) for layer in lora.layers.values()):
+        return {**initial, **_continued_changes(path, lora, adapter)}
+    _refuse_other_ranks(path, lora, adapter)
+    weights = dict(initial)
+    for slot in adapter.slots:
+        layer = lora.layers.get(slot)
+        if isinstance(layer, LoraLayer):
+            weights[slot.down] = reshape_to_layer(slot, layer.down, adapter.parameters[slot.down].shape)
+            up = reshape_to_layer(slot, layer.up, adapter.parameters[slot.up].shape)
+            weights[slot.up] = up * (layer.alpha / adapter.alpha[slot.kohya])
+    return weights
+
+
+def _continued_changes(path: Path, lora: LoraWeights, adapter: Adapter) -> dict[str, Tensor]:
+    """Return the weights of a file of another method than LoRA, which must be the recipe's and have its shapes."""
+    weights: dict[str, Tensor] = {}
+    for slot, layer in lora.layers.items():
+        if slot.kohya not in adapter.rank:
+            continue  # changes nothing, or _refuse_losses would have raised an error
+        wanted = adapter.changes.get(slot)
+        kind = layer.kind if isinstance(layer, LycorisWeights) else "lora"
+        if not isinstance(layer, LycorisWeights) or wanted is None or kind != wanted.only.kind:
+            raise LoraFileError(
+                "lora.kind",
+                f"Could not continue from {path.name}: it contains {ADAPTERS[kind].title} at {slot.kohya}, "
+                f"but the recipe trains {ADAPTERS[wanted.only.kind if wanted else 'lora'].title}.",
+                f'Set recipe.adapter = "{kind}".',
+            )
+        weights |= _fitted(path, slot, layer, adapter)
+    return weights
+
+
+def _fitted(path: Path, slot: Slot, layer: LycorisWeights, adapter: Adapter) -> dict[str, Tensor]:
+    """Return one layer's weights by file key, with the ratio of the alphas in the weights that start at zero."""
+    shapes_in_file = {role: tensor.shape for role, tensor in layer.weights.items()}
+    ratio = scale_of(shapes_in_file, layer.alpha) / adapter.changes[slot].only.scale
+    weights = {
+        file_key(slot, role): tensor * ratio if file_key(slot, role) in adapter.zero_keys else tensor
+        for role, tensor in layer.weights.items()
+    }
+    shapes = {key: adapter.parameters[key].shape for key in adapter.keys(slot)}
+    if shapes.keys() != weights.keys() or any(weights[key].numel() != shape.numel() for key, shape in shapes.items()):
+        raise LoraFileError(
+            "lora.rank",
+            f"Could not continue from {path.name}: the matrices of {slot.kohya} have other shapes than the recipe's.",
+            "Use the rank, conv_rank and lokr_factor with which the file was trained.",
+        )
+    return {key: weights[key].reshape(shape) for key, shape in shapes.items()}
+
+
+def _changes_something(layer: LoraLayer | LycorisWeights) -> bool:
+    """Return whether a layer may have an effect; exporters add zeros for untrained projections of a text layer."""
+    return isinstance(layer, LycorisWeights) or bool(layer.up.any())
+
+
+def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
+    if lora.unmatched:
+        keys = "1 key matches" if len(lora.unmatched) == 1 else f"{len(lora.unmatched)} keys match"
+        raise LoraFileError(
+            "lora.unmatched",
+            f"Could not continue from {path.name}: {keys} no layer of the base, such as {lora.unmatched[0]}.",
+            "Choose a plain LoRA for the same family as the base.",
+        )
+    lost = [slot for slot, layer in lora.layers.items() if slot.kohya not in adapter.rank and _changes_something(layer)]
+    if lost:
+        layers = "1 layer" if len(lost) == 1 else f"{len(lost)} layers"
+        raise LoraFileError(
+            "lora.untrained",
+            f"Could not continue from {path.name}: the changes to {layers} that the recipe does not train "
+            f"would be lost, for example {lost[0].kohya}.",
+            _remedy(lost, adapter),
+        )
+
+
+def _remedy(lost: list[Slot], adapter: Adapter) -> str:
+    """Return a sentence that says which setting to change so that no layer of the file is lost."""
+    untrained = {slot.part for slot in lost} - {slot.part for slot in adapter.slots}
+    if untrained:
+        return " ".join(f"Set {_SETTINGS[part]}.learning_rate above 0." for part in sorted(untrained))
+    if {slot.kind for slot in lost} <= {slot.kind for slot in adapter.slots if slot.part == "unet"}:
+        return "Remove the entries of recipe.blocks that exclude these layers with rate_factor = 0."
+    layers = "all" if any(slot.kind == "conv" for slot in lost) else "linear"
+    return f'Set recipe.layers = "{layers}".'
+
+
+def _refuse_other_ranks(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
+    ranks: dict[str, set[int]] = {}
+    for slot, layer in lora.layers.items():
+        if isinstance(layer, LoraLayer) and layer.rank != adapter.rank.get(slot.kohya, layer.rank):
+            key = "recipe.conv_rank" if slot.kernel == 3 else f"{_SETTINGS[slot.part]}.rank"
+            ranks.setdefault(key, set()).add(layer.rank)
+    if not ranks:
+        return
+    listed = {key: " and ".join(map(str, sorted(found))) for key, found in ranks.items()}
+    differences = ", ".join(f"{key}: {found} in the file" for key, found in listed.items())
+    uneven = any(len(found) > 1 for found in ranks.values())
+    raise LoraFileError(
+        "lora.rank",
+        f"Could not continue from {path.name}: its ranks do not match the recipe ({differences}).",
+        "The file's layers have different ranks: set them in recipe.blocks, or use a LoRA that was not resized."
+        if uneven
+        else "Set " + " and ".join(f"{key} = {found.pop()}" for key, found in ranks.items()) + ".",
+    )
