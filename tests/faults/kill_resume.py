@@ -68,6 +68,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 # Rank 64 makes tensors of 4096 elements, from which bitsandbytes uses 8-bit state.
 COMMON = ("recipe.rank=64", "recipe.alpha=64", "recipe.layers=attention", "recipe.steps=5", "report.validation.every=9")
+ADAPTER = ("recipe.optimizer.name=adamw", "fit.dtype=bf16", "recipe.layers=all")
 LIVE = ("recipe.dropout=0.1", "recipe.text_encoder.learning_rate=1e-4")
 CASES: Mapping[str, tuple[str, ...]] = {
     **{f"{name}, fp32": tuple(settings_of(name)) for name in NAMES},
@@ -77,6 +78,15 @@ CASES: Mapping[str, tuple[str, ...]] = {
         *("recipe.optimizer.name=adamw8bit", "fit.dtype=bf16", "fit.quantize=int8_products"),
         *("fit.channels_last=true", "fit.gradient_checkpointing=full", "fit.micro_batch=1", *LIVE),
     ),
+    **{
+        f"{kind}, bf16": (
+            "recipe.optimizer.name=adamw",
+            "fit.dtype=bf16",
+            f"recipe.adapter={kind}",
+            "recipe.layers=all",
+        )
+        for kind in ("tlora", "dora", "loha", "lokr", "oft")
+    },
     "adamw, fp16": ("recipe.optimizer.name=adamw", "fit.dtype=fp16", *LIVE, "recipe.rank=8", "recipe.alpha=4096"),
 }
 

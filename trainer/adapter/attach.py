@@ -143,18 +143,23 @@ class RankMask:
     Previews, validation and files use all ranks at all timesteps, as the programs that load the file do.
     """
 
-    def __init__(self, unet: nn.Module, least: int | None) -> None:
+    def __init__(self, least: int | None) -> None:
         self._least = least
         self._timesteps: Tensor | None = None
         self._masks: dict[int, Tensor] = {}
-        unet.register_forward_pre_hook(self._on_unet)
 
-    def _on_unet(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._timesteps = inputs[1]
+    def use(self, timesteps: Tensor) -> None:
+        """Mask for these timesteps (B,), int64, from now on."""
+        self._timesteps = timesteps
+        self._masks.clear()
+
+    def forget(self) -> None:
+        """Free the masks, which backward may need to recompute blocks, at the end of a micro-batch."""
+        self._timesteps = None
         self._masks.clear()
 
     def of(self, rank: int) -> Tensor:
-        """Return the mask of the UNet's current timesteps (B,) for layers of this rank: (B, rank), bool."""
+        """Return the mask of the current timesteps for layers of this rank: (B, rank), bool."""
         if rank not in self._masks:
             assert self._timesteps is not None
             least = min(rank, self._least or math.ceil(rank / 2))
@@ -252,7 +257,8 @@ def attach(
         lean=lean_layers.ENABLED if lean is None else lean,
     )
     if recipe.adapter == "tlora":
-        adapter.rank_mask = RankMask(unet, recipe.tlora_min_rank)
+        adapter.rank_mask = RankMask(recipe.tlora_min_rank)
+        unet.register_forward_pre_hook(partial(_note_timesteps, adapter, adapter.rank_mask))
     for part, model in models_by_part(unet, text_encoders).items():
         model.requires_grad_(False)
         sizes = {slot: size for slot, size in chosen.items() if slot.part == part}
@@ -351,6 +357,11 @@ def _apply_dropout(
         mask = torch.rand((), device=output.device) >= recipe.module_dropout
         output = output * mask.to(output.dtype)
     return output
+
+
+def _note_timesteps(adapter: Adapter, rank_mask: RankMask, unet: nn.Module, inputs: tuple[Any, ...]) -> None:
+    if adapter.training:
+        rank_mask.use(inputs[1])
 
 
 def _mask_ranks(

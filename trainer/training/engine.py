@@ -216,8 +216,13 @@ class Engine:
         The batch's copy on the device is freed before this returns. ``loss_scale`` is the current scale as a tensor for
         CUDA graphs, which have to read it from device memory.
         """
-        objective, scale = self.job.recipe.objective, self.loss_scale if loss_scale is None else loss_scale
-        models, schedule = self.models, self.noise_schedule
+        loss = self._run_step(micro, self.loss_scale if loss_scale is None else loss_scale)
+        if self.adapter.rank_mask:
+            self.adapter.rank_mask.forget()
+        return loss
+
+    def _run_step(self, micro: MicroBatch, scale: float | Tensor) -> Tensor:
+        objective, models, schedule = self.job.recipe.objective, self.models, self.noise_schedule
         if self.compiled is None:  # no other reference to the device copy: memory traces have it freed within the step
             return training_step(models, schedule, objective, micro.to(self.device), scale)
         step = partial(training_step, models, schedule, objective, micro.to(self.device), scale)

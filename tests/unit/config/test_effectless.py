@@ -31,6 +31,9 @@ WITHOUT_EFFECT = {
     ),
     "rank of an untrained encoder": ("sdxl", ["recipe.text_encoder.rank=4"], "recipe.text_encoder.rank"),
     "convolutions": ("sdxl", ["recipe.conv_rank=4"], "recipe.conv_rank"),
+    "factor of another adapter": ("sdxl", ["recipe.lokr_factor=4"], "recipe.lokr_factor"),
+    "least rank of a LoRA": ("sd15", ["recipe.tlora_min_rank=4"], "recipe.tlora_min_rank"),
+    "alpha of rotations": ("sd15", ["recipe.adapter=oft", "recipe.alpha=4"], "recipe.alpha"),
     "huber": ("sd15", ["recipe.objective.huber_c=0.2"], "recipe.objective.huber_c"),
     "huber's schedule": (
         "sd15",

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.config.base import Family
 from trainer.config.field_names import keys_called, value_called
+from trainer.config.methods import ADAPTERS
 from trainer.config.optimizer import OPTIMIZERS
 from trainer.config.recipe import ObjectiveConfig, ScheduleConfig
 from trainer.config.schema import choices
@@ -146,6 +147,7 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
     """Convert rank, scale, layers, dropouts and norms; a rank missing from the metadata is read from the tensors."""
     arguments = _json(values.get("ss_network_args"))
     arguments = arguments if isinstance(arguments, dict) else {}
+    _adapter(arguments, mapped)
     rank = _whole(values.get("ss_network_dim"))
     if rank is None and parts.ranks:
         rank = parts.ranks[-1]
@@ -168,6 +170,31 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
     mapped.set("max_weight_norm", _number(values.get("ss_scale_weight_norms")) or None)
     _lora_plus(arguments, mapped)
     mapped.notes.extend(f"ss_network_args.{_short(key)}: not supported" for key in list(arguments)[:20])
+
+
+# Arguments of lycoris.kohya and their defaults.
+_LYCORIS_SWITCHES = {"dora_wd": False, "wd_on_output": True}
+
+
+def _adapter(arguments: dict[str, Any], mapped: Conversion) -> None:
+    """Convert the algorithm of lycoris.kohya; files of other modules have none."""
+    algorithm = str(arguments.pop("algo", "lora")).lower()
+    on = {name: str(arguments.pop(name, default)).lower() == "true" for name, default in _LYCORIS_SWITCHES.items()}
+    kind = value_called("recipe.adapter", algorithm) or algorithm
+    if on["dora_wd"]:
+        if kind == "lora":
+            kind = "dora"
+            if on["wd_on_output"]:
+                mapped.notes.append("ss_network_args.wd_on_output: magnitudes are trained per input instead")
+        else:
+            mapped.notes.append(f"ss_network_args.dora_wd: not supported with algo={_short(algorithm)}")
+    if kind not in ADAPTERS:
+        mapped.notes.append(f"ss_network_args.algo: {_short(algorithm)} is not supported")
+        return
+    mapped.set("adapter", kind if kind != "lora" else None)
+    factor = _whole(arguments.pop("factor", None))
+    if kind == "lokr" and factor and factor > 1:
+        mapped.set("lokr_factor", factor)
 
 
 def _lora_plus(arguments: dict[str, Any], mapped: Conversion) -> None:

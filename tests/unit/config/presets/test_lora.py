@@ -261,6 +261,27 @@ def test_rank_stabilized_loras_of_lycoris_keep_their_scale(arguments: str, expec
     assert told(ss_network_args=arguments).get("rank_stabilized") is expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected", "noted"),
+    [
+        ('{"algo": "locon"}', {}, ""),
+        ('{"algo": "loha"}', {"adapter": "loha"}, ""),
+        ('{"algo": "lokr", "factor": "8"}', {"adapter": "lokr", "lokr_factor": 8}, ""),
+        ('{"algo": "lokr", "factor": "-1"}', {"adapter": "lokr"}, ""),
+        ('{"algo": "diag-oft"}', {"adapter": "oft"}, ""),
+        ('{"algo": "locon", "dora_wd": "True", "wd_on_output": "False"}', {"adapter": "dora"}, ""),
+        ('{"algo": "locon", "dora_wd": true}', {"adapter": "dora"}, "ss_network_args.wd_on_output"),
+        ('{"algo": "loha", "dora_wd": "True"}', {"adapter": "loha"}, "ss_network_args.dora_wd"),
+        ('{"algo": "glora"}', {}, "ss_network_args.algo: glora is not supported"),
+    ],
+)
+def test_algorithms_of_lycoris_are_told(arguments: str, expected: dict[str, Any], noted: str, tmp_path: Path) -> None:
+    made = preset_of_lora(lora(tmp_path, UNET_ONLY, {"ss_learning_rate": "0.001", "ss_network_args": arguments}))
+    found = recipe(made)
+    assert {key: found[key] for key in ("adapter", "lokr_factor") if key in found} == expected
+    assert (noted in " ".join(made.left_out)) if noted else "algo" not in " ".join(made.left_out)
+
+
 def test_a_part_that_is_not_in_the_file_was_not_trained(tmp_path: Path) -> None:
     rates = {"ss_learning_rate": "0.001", "ss_text_encoder_lr": "[1e-05, 1e-05]", "ss_unet_lr": "None"}
     found = recipe(preset_of_lora(lora(tmp_path, UNET_ONLY, rates)))
