@@ -15,11 +15,11 @@ from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import make_absolute
 from trainer.config.problems import faults_sentence, problems
 from trainer.config.recipe import LENGTH_KEYS
-from trainer.config.toml_file import FileKind, parse_toml, read_text
+from trainer.config.toml_file import FileKind, parse_toml, read_text, table_lines
 from trainer.errors import JobError
 from trainer.protocol import files, reading
 from trainer.protocol.reading import UnusableFileError
-from trainer.protocol.records import renamed, renamed_key
+from trainer.protocol.records import RENAMED_KEYS, renamed, renamed_key
 
 Data = dict[str, Any]
 OLDEST = 1
@@ -229,6 +229,20 @@ def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = (
     _protect_base(data)
     faults += make_absolute(data, folder)
     return _validated(data, source, faults)
+
+
+def text_with_overrides(text: str, source: str, overrides: Sequence[str]) -> str:
+    """Return a job's TOML ``text`` with ``key=value`` strings written into it; its relative paths stay relative.
+
+    Comments are kept unless the text cannot be edited. Raises JobError if it is not TOML or a key cannot be set;
+    keys and values are validated by `parse_job`.
+    """
+    data = migrate(parse_toml(text, source, JOB_FILE))
+    faults = apply_overrides(data, overrides)
+    _protect_base(data)
+    if faults:
+        raise JobError("job.invalid", faults_sentence(source, faults), REMEDY, tuple(faults))
+    return edit_toml(text, data, RENAMED_KEYS) or "\n".join(table_lines(data, "")) + "\n"
 
 
 def changed_job(job: Job, overrides: Sequence[str]) -> Job:

@@ -58,6 +58,7 @@ COMMANDS = {
     "prune": [(["prune"], False)],
     "presets list": [(["presets", "list"], True)],
     "methods": [(["methods"], False)],
+    "sweep": [(["sweep"], False), (["sweep", "{text}"], True), (["sweep", "{job}", "--set", "{text}=1,2"], True)],
     "presets show": [(["presets", "show", "{text}"], True), (["presets", "show", "{preset}"], True)],
     "presets check": [(["presets", "check", "{bad_preset}"], True)],
     "presets share": [(["presets", "share", "{lora}", "--out", "{file}.toml"], True),
