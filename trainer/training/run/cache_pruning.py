@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -38,7 +38,8 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    path: Path
+    path: str
+    """Path of the file; a `Path` takes several times the memory, and there are hundreds of thousands of entries."""
     bytes: int
     used: int
     """Unix time in nanoseconds at which the entry was last written or verified."""
@@ -52,11 +53,15 @@ def prune(*, dry_run: bool = False) -> Pruned:
     """
     folder = places.cache_folder()
     needed = _needed(folder)
-    entries = _entries(folder)
-    unneeded = [entry for entry in entries if entry.path not in needed] + list(_orphans(folder))
-    if not dry_run:
-        _delete(unneeded)
-    return _counted(unneeded, [entry for entry in entries if entry.path in needed])
+    deleted, deleted_bytes, kept, kept_bytes = 0, 0, 0, 0
+    for entry in chain(_entries(folder), _orphans(folder)):
+        if entry.path in needed:
+            kept, kept_bytes = kept + 1, kept_bytes + entry.bytes
+        else:
+            deleted, deleted_bytes = deleted + 1, deleted_bytes + entry.bytes
+            if not dry_run:
+                _delete(entry)
+    return Pruned(deleted, deleted_bytes, kept, kept_bytes)
 
 
 def trim(limit: int) -> Pruned | None:
@@ -67,7 +72,7 @@ def trim(limit: int) -> Pruned | None:
     done only above the limit.
     """
     folder = places.cache_folder()
-    entries = _entries(folder)
+    entries = list(_entries(folder))
     excess = sum(entry.bytes for entry in entries) - limit
     if excess <= 0:
         return None
@@ -77,7 +82,7 @@ def trim(limit: int) -> Pruned | None:
         if excess > 0 and entry.path not in needed:
             chosen.append(entry)
             excess -= entry.bytes
-    _delete(chosen)
+            _delete(entry)
     return _counted(chosen, set(entries).difference(chosen))
 
 
@@ -108,8 +113,10 @@ def _counted(deleted: Collection[_Entry], kept: Collection[_Entry]) -> Pruned:
     return Pruned(len(deleted), sum(one.bytes for one in deleted), len(kept), sum(one.bytes for one in kept))
 
 
-def _entries(folder: Path) -> list[_Entry]:
-    return [entry for path in folder.glob("*/??/*.safetensors") if (entry := _entry(path))]
+def _entries(folder: Path) -> Iterator[_Entry]:
+    """Yield all entries; a folder is listed before its entries are yielded, so that the caller may delete them."""
+    for inner in folder.glob("*/??"):
+        yield from [entry for path in inner.glob("*.safetensors") if (entry := _entry(path))]
 
 
 def _entry(path: Path) -> _Entry | None:
@@ -118,24 +125,23 @@ def _entry(path: Path) -> _Entry | None:
         facts = path.stat()
     except OSError:
         return None
-    return _Entry(path, facts.st_size, facts.st_mtime_ns)
+    return _Entry(str(path), facts.st_size, facts.st_mtime_ns)
 
 
-def _delete(entries: Iterable[_Entry]) -> None:
-    for entry in entries:
-        with suppress(OSError):  # Windows refuses while another process has the file open; the next call deletes it
-            entry.path.unlink(missing_ok=True)
+def _delete(entry: _Entry) -> None:
+    with suppress(OSError):  # Windows refuses while another process has the file open; the next call deletes it
+        Path(entry.path).unlink(missing_ok=True)
 
 
-def _needed(folder: Path) -> set[Path]:
+def _needed(folder: Path) -> set[str]:
     """Return the paths of all entries that resumable runs need; raises RunError."""
     runs = (RunDirectory.open(path) for path in known_runs())
     return {path for run in runs if run.state() not in _NO_RESUME for path in _needed_by(run, folder)}
 
 
-def _needed_by(run: RunDirectory, folder: Path) -> set[Path]:
+def _needed_by(run: RunDirectory, folder: Path) -> set[str]:
     try:
-        return set(entries_of(run, folder))
+        return set(map(str, entries_of(run, folder)))
     except ImpastoError as error:
         raise RunError(
             "prune.unknown_need",
