@@ -18,10 +18,10 @@ WIDTHS = {"sd15": 32, "sdxl": 64}
 POOLED = 32
 
 
-def step_models(models: Models, *, live_text: bool = True) -> StepModels:
+def step_models(models: Models, *, live_text: bool = True, adapter: Adapter | None = None) -> StepModels:
     """Return what a step runs through, in the dtype of the models."""
     encoders = tuple(models.text_encoders) if live_text else ()
-    return StepModels(models.family, models.unet, encoders, None, models.unet.dtype)
+    return StepModels(models.family, models.unet, encoders, None, models.unet.dtype, adapter=adapter)
 
 
 def make_batch(

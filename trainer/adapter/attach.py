@@ -186,6 +186,8 @@ class Adapter:
     Magnitudes of DoRA are in fp32."""
     zero_keys: set[str] = field(default_factory=set)
     """File keys of the weights that are zero in a new adapter."""
+    loras: list[PeftLoraLayer] = field(default_factory=list)
+    """The trained layers, if they are LoRAs."""
     changes: dict[Slot, LycorisLayer] = field(default_factory=dict)
     """The trained layers, if they are not LoRAs."""
     rate_factor_of: dict[str, float] = field(default_factory=dict)
@@ -198,6 +200,21 @@ class Adapter:
     """Whether the layers come from trainer.adapter.lean instead of PEFT."""
     training: bool = True
     """Whether dropout and T-LoRA's mask are active; turn it off for previews, validation and comparisons."""
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Make the models compute as without the adapter inside the `with` block."""
+        self._switch(on=False)
+        try:
+            yield
+        finally:
+            self._switch(on=True)
+
+    def _switch(self, *, on: bool) -> None:
+        for lora in self.loras:
+            lora._disable_adapters = not on  # PEFT's method would also change what requires gradients
+        for layer in self.changes.values():
+            layer.active = on
 
     def keys(self, slot: Slot) -> tuple[str, ...]:
         """Return the file keys of a layer's parameters."""
@@ -302,6 +319,7 @@ def _add_loras(
     hooked = recipe.has_dropouts or adapter.rank_mask is not None
     customize = partial(register, hooked=hooked) if adapter.lean else None
     for slot, factors in inject(model, sizes, dtype, customize).items():
+        adapter.loras.append(cast(PeftLoraLayer, model.get_submodule(module_path(model, slot))))
         parameters = {slot.down: factors.down.weight, slot.up: factors.up.weight}
         _add_layer(adapter, slot, cast(dict[str, nn.Parameter], parameters), sizes[slot].rate_factor)
         adapter.zero_keys.add(slot.up)

@@ -363,6 +363,7 @@ class LycorisLayer(nn.Module):
         self.base_layer = base_layer
         self.changes = nn.ModuleList(changes)
         self.strengths = [1.0 for _ in changes]
+        self.active = True
 
     @property
     def only(self) -> Change:
@@ -378,8 +379,10 @@ class LycorisLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output with all changes."""
-        frozen = self.frozen
         result: Tensor = self.base_layer(x)
+        if not self.active:
+            return result
+        frozen = self.frozen
         output = result if frozen is self.base_layer else frozen(x)
         for change, strength in zip(self.changes, self.strengths, strict=True):
             added = change(x, output, frozen)

@@ -101,6 +101,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.objective.input_perturbation": ("ip_noise_gamma", "perturbation_noise_weight"),
     "recipe.objective.input_perturbation_random_strength": ("ip_noise_gamma_random_strength",),
     "recipe.objective.prior_weight": ("prior_loss_weight",),
+    "recipe.objective.prior_prediction": ("with_prior_preservation", "diff_output_preservation"),
     "recipe.objective.unmasked_weight": ("unmasked_probability",),
     "recipe.objective.timesteps": ("timestep_sampling", "timestep_distribution", "weighting_scheme"),
     "recipe.objective.timestep_bias": ("timestep_bias_strategy",),

@@ -76,6 +76,8 @@ class ObjectiveConfig(Section):
     """Draw the strength of each extra noise (kohya: ip_noise_gamma_random_strength); default: off."""
     prior_weight: float = Field(default=1.0, ge=0.0, le=100.0, title="Prior loss weight")
     """Loss weight of regularization images (kohya: prior_loss_weight)."""
+    prior_prediction: bool | None = None
+    """Regularization images keep what the base predicts (OneTrainer: prior prediction); slower steps; default: off."""
     unmasked_weight: float = Field(default=0.1, ge=0.0, le=1.0)
     """Loss weight of the area outside a mask (OneTrainer: unmasked weight); 0 ignores that area, 1 ignores the mask."""
     timesteps: Literal["uniform", "logit_normal"] = Field(default="uniform", title="Timestep distribution")

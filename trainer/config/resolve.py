@@ -120,7 +120,7 @@ def resolve_job(
     if faults:
         sentence = f"Could not prepare {job.name}: " + "; ".join(faults)
         raise JobError("job.unsuitable", sentence, "Change these settings, or remove them to use the defaults.", faults)
-    recipe = _resolve_recipe(job.recipe, family, samples_per_epoch)
+    recipe = _resolve_recipe(_without_unused_prior(job), family, samples_per_epoch)
     return job.replaced(
         base=job.base.replaced(family=family, prediction=prediction, zero_terminal_snr=zero_terminal_snr),
         recipe=recipe,
@@ -166,6 +166,14 @@ def _machine_faults(fit: FitConfig, machine: Machine) -> Iterator[str]:
         yield f'fit.dtype: {machine.gpu or "this GPU"} does not support bf16; use "fp16"'
     if fit.vae_dtype == "bf16" and on_gpu and not machine.bf16:
         yield f'fit.vae_dtype: {machine.gpu or "this GPU"} does not support bf16; use "fp32"'
+
+
+def _without_unused_prior(job: Job) -> RecipeConfig:
+    """Return the recipe without prior prediction if nothing uses it, because it costs time in every step."""
+    objective = job.recipe.objective
+    if objective.prior_prediction and all(folder.kind != "regularization" for folder in job.dataset.folders):
+        return job.recipe.replaced(objective=objective.replaced(prior_prediction=None))
+    return job.recipe
 
 
 def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int) -> RecipeConfig:

@@ -70,7 +70,7 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
     adapter, first = attach_adapter(job, source, unet, encoders, dtype, fresh=fresh)
     if job.fit.channels_last and not stream:
         convert_to_channels_last(unet, Kernels.of(device))
-    models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype, stream)
+    models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype, stream, adapter)
     engine = assemble_engine(job, parts, segments, models, adapter)
     engine.master_weights.load(first)  # in fp32; the working weights are rounded to the base's dtype
     return engine

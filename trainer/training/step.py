@@ -9,6 +9,7 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor
 
+from trainer.adapter.attach import Adapter
 from trainer.base.encoding import TextConditioning, encode_text
 from trainer.base.families import TextEncoder
 from trainer.base.streaming import WeightStream
@@ -39,6 +40,8 @@ class MicroBatch:
     """(B,1,h,w) fp32: loss weight of each latent pixel; None if no image has a mask."""
     weights: Tensor
     """(B,) fp32: 1 / effective batch size, times the weights of the image and its folder."""
+    prior: Tensor | None = None
+    """(B,1,1,1) bool: images that learn what the base alone predicts; None if there are none in the job."""
 
     def to(self, device: torch.device, *, copy: bool = False) -> MicroBatch:
         """Return the batch on ``device``, in new memory if ``copy``; copies from pinned memory are asynchronous."""
@@ -76,6 +79,7 @@ class MicroBatch:
             time_ids=move(self.time_ids),
             mask=move(self.mask),
             weights=moved(self.weights),
+            prior=move(self.prior),
         )
 
 
@@ -92,6 +96,8 @@ class StepModels:
     """Dtype that the UNet computes in; it cannot be read from quantized weights."""
     stream: WeightStream | None = None
     """Copies blocks of the UNet to the device when they are needed; None if all stay there."""
+    adapter: Adapter | None = None
+    """The adapter, which is switched off for the base's own prediction; None if that is never asked for."""
 
 
 def training_step(
@@ -108,7 +114,10 @@ def training_step(
     channels and pixels, image weight, timestep weight. Nothing is read from the device, no branch depends on data, and
     only one stream is used, so the function also runs on meta tensors.
     """
+    preserved = _base_prediction(models, schedule, batch)
     prediction, target = _predict(models, schedule, batch)
+    if batch.prior is not None and preserved is not None:
+        target = torch.where(batch.prior, preserved, target)
     threshold = huber_threshold(schedule, objective, batch.timesteps)
     losses = image_losses(prediction, target, batch.mask, objective, threshold)
     loss = (losses * batch.weights * timestep_weights(schedule, objective, batch.timesteps)).sum()
@@ -126,6 +135,20 @@ def validation_loss(models: StepModels, schedule: NoiseSchedule, batch: MicroBat
     """
     prediction, target = _predict(models, schedule, batch)
     return image_losses(prediction, target, None, ObjectiveConfig())
+
+
+@torch.no_grad()
+def _base_prediction(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> Tensor | None:
+    """Return what the base alone predicts (B,4,h,w), as a target for images that are to stay as they are.
+
+    Prior preservation (Ruiz et al. 2023, DreamBooth) with the base's prediction in place of images that it made, as in
+    OneTrainer. It runs for the whole micro-batch, so that time and memory do not depend on the images in it.
+    """
+    if batch.prior is None or models.adapter is None:
+        return None
+    with models.adapter.disabled():
+        prediction, _ = _predict(models, schedule, batch)
+    return prediction
 
 
 def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> tuple[Tensor, Tensor]:

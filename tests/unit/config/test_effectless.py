@@ -34,6 +34,7 @@ WITHOUT_EFFECT = {
     "factor of another adapter": ("sdxl", ["recipe.lokr_factor=4"], "recipe.lokr_factor"),
     "least rank of a LoRA": ("sd15", ["recipe.tlora_min_rank=4"], "recipe.tlora_min_rank"),
     "alpha of rotations": ("sd15", ["recipe.adapter=oft", "recipe.alpha=4"], "recipe.alpha"),
+    "prior of no folder": ("sd15", ["recipe.objective.prior_prediction=true"], "recipe.objective.prior_prediction"),
     "huber": ("sd15", ["recipe.objective.huber_c=0.2"], "recipe.objective.huber_c"),
     "huber's schedule": (
         "sd15",

@@ -57,6 +57,7 @@ MEANS_SOMETHING_ABSENT = {
             "huber_schedule",
             "huber_scale",
             "p2_gamma",
+            "prior_prediction",
             "scale_v_pred_loss",
             "v_pred_like_loss",
             "noise_offset_random_strength",

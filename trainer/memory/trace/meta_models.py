@@ -199,7 +199,9 @@ def _engine_of(
     # A workload has all that is asked of a source here; there is nothing to cache, batch or collate.
     nothing = cast(Any, None)
     parts = RunParts(cast(BaseSource, workload), cache=nothing, batches=nothing, collator=nothing, device=device)
-    models = StepModels(workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype_of(workload), stream)
+    models = StepModels(
+        workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype_of(workload), stream, adapter
+    )
     engine = assemble_engine(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
     if device == META:
         allow_first_step(engine.optimizer)
@@ -307,6 +309,7 @@ def micro_batch(workload: Workload, bucket: tuple[int, int], images: int) -> Mic
         time_ids=torch.empty(images, 6) if workload.family == "sdxl" else None,
         mask=latents[:, :1].clone() if workload.masks else None,
         weights=torch.ones(images),
+        prior=torch.ones(images, 1, 1, 1, dtype=torch.bool) if workload.recipe.objective.prior_prediction else None,
     )
 
 

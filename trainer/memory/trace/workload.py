@@ -413,7 +413,7 @@ def _objective_facts(objective: ObjectiveConfig) -> dict[str, object]:
     }
     if objective.has_threshold and objective.huber_schedule in ("exponential", "snr"):
         facts["huber_schedule"] = objective.huber_schedule
-    weights = ("p2_gamma", "scale_v_pred_loss", "v_pred_like_loss")
+    weights = ("p2_gamma", "scale_v_pred_loss", "v_pred_like_loss", "prior_prediction")
     return _present(facts) | {name: True for name in weights if getattr(objective, name)}
 
 

@@ -182,6 +182,7 @@ class Collator:
             time_ids=self._time_ids(samples),
             mask=self._mask(entries),
             weights=torch.tensor([self._weight(sample) / batch_size for sample in samples], dtype=torch.float32),
+            prior=self._prior(samples),
         )
 
     def assemble_fixed(self, sample: Sample, timesteps: Sequence[int]) -> MicroBatch:
@@ -263,6 +264,12 @@ class Collator:
         whole = torch.ones_like(entries[0]["mean"][:1])
         masks = [entry.get("mask", whole) for entry in entries]
         return torch.stack(masks).mul(1.0 - floor).add(floor)
+
+    def _prior(self, samples: Sequence[Sample]) -> Tensor | None:
+        """Return which images are to keep the base's prediction, (B,1,1,1) bool; None if the setting is off."""
+        if not self.job.recipe.objective.prior_prediction:
+            return None
+        return torch.tensor([sample.image.kind == "regularization" for sample in samples]).view(-1, 1, 1, 1)
 
     def _weight(self, sample: Sample) -> float:
         prior = self.job.recipe.objective.prior_weight if sample.image.kind == "regularization" else 1.0

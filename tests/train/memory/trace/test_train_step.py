@@ -71,6 +71,7 @@ SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sdxl", 1, {"adapter": "loha", "layers": "all"}, {"gradient_checkpointing": ["mid_block"]}),
     ("sdxl", 2, {"adapter": "lokr", "layers": "all", "rank": 2, "lokr_factor": 4}, {}),
     ("sd15", 2, {"adapter": "dora"}, {"quantize": "int8"}),
+    ("sd15", 2, {"objective": {"prior_prediction": True}, **TEXT}, {}),
 ]
 ARGUMENTS = {"adafactor": {"scale_parameter": True, "relative_step": True, "beta1": 0.9, "weight_decay": 0.1}}
 
