@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import plan_text, words
-from trainer.cli.common import Commands, add_command, echo_json, echo_lines
+from trainer.cli.common import Commands, add_command, echo_json, echo_lines, note
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, sentence_and_remedy
 from trainer.protocol.records import to_record
 from trainer.protocol.text import share
@@ -81,7 +81,14 @@ def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Na
         echo_json({**as_json(request, planned), **details}, indent=1)
         return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
     echo_lines(_header(request))
-    planned = planned_for(request, traces, lambda found: echo_lines(plan_text.pick_rows(found, _batch(request))))
+    batch = _batch(request)
+    planned = planned_for(
+        request,
+        traces,
+        lambda found: echo_lines(plan_text.pick_rows(found, batch)),
+        on_estimate=lambda figures: note(plan_text.estimate(figures)),
+        on_soon=lambda found: note(plan_text.first_plan(found, batch)),
+    )
     echo_lines(_answer(request, planned))
     if options.explain:
         echo_lines(_explained(request, planned, traces))

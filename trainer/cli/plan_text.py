@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer.memory.planner.suggestions import PaddingSaved, RecipeChange, Suggestion
     from trainer.memory.trace.deadline import Deadline
     from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
-    from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
+    from trainer.protocol.plan import AdviceCode, MemoryAdvice, PlanEstimate, Remark
 
 
 PHASES: Mapping[str, str] = {
@@ -152,6 +152,21 @@ def sentence(plan: Plan, effective_batch: int) -> str:
         f"{fit(plan.fit, effective_batch)}: {share(reserved_bytes(found), found.budget)} at most "
         f"({PHASES[peak.phase].lower()}), about {words.duration_text(found.seconds)}."
     )
+
+
+def estimate(found: PlanEstimate) -> str:
+    """Return a sentence for an estimate that precedes a plan."""
+    likely = {True: "likely to fit", False: "unlikely to fit", None: "too close to say whether it fits"}[found.fits]
+    return (
+        f"Estimate, judged by a similar recipe: about {share(found.reserved, found.budget)} ({likely}), about "
+        f"{words.duration_text(found.seconds)}."
+    )
+
+
+def first_plan(planned: PlanResult, effective_batch: int) -> str:
+    """Return a sentence for the first plan that was found to work, while better ones are searched."""
+    assert planned.pick is not None
+    return f"This fits: {sentence(planned.pick, effective_batch)} Looking for a better plan…"
 
 
 def on_cpu(found: Forecast) -> str:

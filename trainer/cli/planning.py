@@ -9,8 +9,9 @@ Serving does not require torch. Requests follow trainer/protocol/processes.py:
 ``set``, ``gpu`` and ``sweep`` are optional. Answers:
 
     {"id": 1, "state": "reading"}                    new images are being inspected
-    {"id": 1, "state": "tracing", "stale": {...}}    memory traces are missing and are being recorded, which takes
-                                                     seconds; "stale" is the last plan for that job or recipe, or null
+    {"id": 1, "state": "tracing", "stale": {...},    memory traces are missing and are being recorded, which takes
+     "estimate": {...}}                              seconds; "stale" is the last plan for that job or recipe, or null;
+                                                     "estimate" is what a similar recipe needs (`PlanEstimate`), or null
     {"id": 1, "state": "pick", "plan": {...}}        the pick, before its alternatives are known; if traces are missing,
                                                      a preliminary "pick" with "fits" in "left_out" is sent first, whose
                                                      fit works: the previous pick, or the one that needs least memory
@@ -38,6 +39,7 @@ from trainer.cli import plan_text, words
 from trainer.cli.common import note
 from trainer.errors import EXIT_DONE, JobError
 from trainer.memory.forecast.forecast import RunSimulator
+from trainer.memory.planner.estimate import estimated_plan
 from trainer.memory.planner.planner import plan
 from trainer.memory.planner.remarks import memory_advice, remarks_of
 from trainer.memory.planner.request import request_of_job
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from trainer.dataset.image import ImageRecord
     from trainer.memory.allocator.settings import AllocatorSettings
     from trainer.memory.device.device_state import DeviceState
+    from trainer.memory.planner.estimate import EstimatedPlan
     from trainer.memory.planner.planner import PlanResult
     from trainer.memory.planner.request import PlanRequest
     from trainer.protocol.processes import ActiveRequest, Answer
@@ -82,7 +85,7 @@ def plan_run(
     from trainer.memory.device.device_state import state_of_local_gpu
     from trainer.memory.forecast.schedule import phase_counts
     from trainer.memory.planner.on_cpu import plan_on_cpu
-    from trainer.memory.planner.request import require_disk_space
+    from trainer.memory.planner.request import PlanRequest, require_disk_space
     from trainer.memory.trace.workload import workload_of_job
     from trainer.protocol.places import cache_folder
     from trainer.training.acceleration.throughput import measure_rate
@@ -111,10 +114,13 @@ def plan_run(
     device_state = state_of_local_gpu(gpu, rate=rate, deterministic=deterministic, own=own)
     # Flash and memory-efficient attention have the same peak, so both use the shipped traces of flash.
     stated = written.replaced(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
-    deadline = Deadline(PATIENCE)
+    deadline = Deadline(START_PATIENCE)
+    estimate = estimated_plan(PlanRequest(job.name, workload, stated, device_state, counts), traces)
+    likely = estimate.fit if estimate else None
     with traces.with_prefetcher():
-        planned = plan(workload, stated, device_state, traces, counts, deadline=deadline, others=False)
+        planned = plan(workload, stated, device_state, traces, counts, deadline=deadline, others=False, likely=likely)
         if planned.pick is None and planned.excess_bytes > device_state.margin:
+            deadline = Deadline(PATIENCE)  # to find a change that fits: the run cannot start anyway
             raise _too_large(plan(workload, stated, device_state, traces, counts, deadline=deadline), job, written)
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # if nothing fits, `smaller` is the smallest fit
@@ -202,7 +208,8 @@ class _Planner:
 
     def _answer(self, turn: ActiveRequest) -> Answer:
         key = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
-        self.traces.set_before_tracing(self._before_tracing(turn, self.plans.get(key)))
+        stale = self.plans.get(key)
+        self.traces.set_before_tracing(_before_tracing(turn, stale, None))
         request = _requested(turn)
         if turn.request.get("sweep"):
             return {"sweep": to_record(swept(request, self.traces, turn.raise_if_overtaken))}
@@ -215,31 +222,25 @@ class _Planner:
         if request.device_state.on_cpu:
             self.plans[key] = answer = as_json(request, planned_for(request, self.traces))
             return {"plan": answer}
+        deadline, alternatives_deadline = Deadline(PATIENCE), Deadline(ALTERNATIVES_PATIENCE)
+        estimate = estimated_plan(request, self.traces)
+        self.traces.set_before_tracing(_before_tracing(turn, stale, estimate))
         planned = plan(
             request.workload,
             request.written,
             request.device_state,
             self.traces,
             request.counts,
-            deadline=Deadline(PATIENCE),
-            alternatives_deadline=Deadline(ALTERNATIVES_PATIENCE),
+            deadline=deadline,
+            alternatives_deadline=alternatives_deadline,
             runs=self._runs(request.device_state, turn),
-            likely=self.picked.get(key),
+            likely=self.picked.get(key) or (estimate.fit if estimate else None),
             on_soon=send_pick,
             on_pick=send_pick,
         )
         self._remember(key, planned)
         self.plans[key] = answer = as_json(request, planned)
         return {"plan": answer}
-
-    def _before_tracing(self, turn: ActiveRequest, stale: Answer | None) -> Callable[[], None]:
-        report = once(lambda: turn.report_progress("tracing", stale=stale))
-
-        def before_tracing() -> None:
-            turn.raise_if_overtaken()
-            report()
-
-        return before_tracing
 
     def _remember(self, key: str, planned: PlanResult) -> None:
         if planned.pick is not None:
@@ -251,6 +252,18 @@ class _Planner:
         runs = self.runs.setdefault(key, RunSimulator(device_state))
         runs.before_playing = turn.raise_if_overtaken
         return runs
+
+
+def _before_tracing(turn: ActiveRequest, stale: Answer | None, estimate: EstimatedPlan | None) -> Callable[[], None]:
+    report = once(
+        lambda: turn.report_progress("tracing", stale=stale, estimate=to_record(estimate.figures) if estimate else None)
+    )
+
+    def before_tracing() -> None:
+        turn.raise_if_overtaken()
+        report()
+
+    return before_tracing
 
 
 def _requested(turn: ActiveRequest) -> PlanRequest:
@@ -274,10 +287,13 @@ if TYPE_CHECKING:
     from trainer.memory.device.device_state import DeviceState
     from trainer.memory.planner.planner import Plan, PlanResult
     from trainer.memory.planner.request import PlanRequest
+    from trainer.protocol.plan import PlanEstimate
     from trainer.protocol.sweep import Sweep
 
 # Seconds after which no more traces are recorded to find a better pick, because users do not wait longer.
-PATIENCE = 22.0
+PATIENCE = 15.0
+# The same before a run starts: time that a better pick would have to save first.
+START_PATIENCE = 5.0
 # The same for the pick's alternatives, which are only suggestions.
 ALTERNATIVES_PATIENCE = 12.0
 
@@ -347,9 +363,18 @@ def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
 
 
 def planned_for(
-    request: PlanRequest, traces: TraceLibrary, on_pick: Callable[[PlanResult], None] = lambda _: None
+    request: PlanRequest,
+    traces: TraceLibrary,
+    on_pick: Callable[[PlanResult], None] = lambda _: None,
+    *,
+    on_estimate: Callable[[PlanEstimate], None] = lambda _: None,
+    on_soon: Callable[[PlanResult], None] | None = None,
 ) -> PlanResult:
-    """Return the best plan found within `PATIENCE` seconds; call `on_pick` with the pick first."""
+    """Return the best plan found within `PATIENCE` seconds; call `on_pick` with the pick first.
+
+    If traces are missing, `on_estimate` is called before that with what a similar recipe needs, then `on_soon` with a
+    fit that works.
+    """
     from trainer.memory.planner.on_cpu import plan_on_cpu
 
     if request.device_state.on_cpu:
@@ -357,14 +382,20 @@ def planned_for(
         planned = plan_on_cpu(request.resolved, request.workload, request.counts, traces)
         on_pick(planned)
         return planned
+    deadline, alternatives_deadline = Deadline(PATIENCE), Deadline(ALTERNATIVES_PATIENCE)
+    estimate = estimated_plan(request, traces)
+    if estimate and estimate.figures:
+        on_estimate(estimate.figures)
     return plan(
         request.workload,
         request.written,
         request.device_state,
         traces,
         request.counts,
-        deadline=Deadline(PATIENCE),
-        alternatives_deadline=Deadline(ALTERNATIVES_PATIENCE),
+        deadline=deadline,
+        alternatives_deadline=alternatives_deadline,
+        likely=estimate.fit if estimate else None,
+        on_soon=on_soon,
         on_pick=on_pick,
     )
 

@@ -67,6 +67,20 @@ class MemoryAdvice:
     programs: tuple[str, ...] = ()
 
 
+@json_keys("reserved", "budget", "seconds", "fits")
+@dataclass(frozen=True, slots=True)
+class PlanEstimate:
+    """What a plan is likely to need, judged by a similar recipe before its own memory traces are known."""
+
+    reserved: int
+    """Bytes that the run reserves at most."""
+    budget: int
+    """Bytes that it may use."""
+    seconds: float
+    fits: bool | None
+    """Whether the run is likely to fit; None if the estimate is too close to the budget to say."""
+
+
 PeakReason = Literal["not_quantized", "small_output", "lower_than_middle", "not_reached"]
 
 

@@ -12,6 +12,8 @@ from app.core.planning.answer import PlanAnswer, answer_from
 from app.core.tasks import ExclusiveTask, Post, Tasks, handle_only
 from trainer.errors import ImpastoError
 from trainer.files.architecture import NAMES
+from trainer.protocol.plan import PlanEstimate
+from trainer.protocol.records import build
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
@@ -59,6 +61,9 @@ class Forecaster:
         """The last forecast for the device that training will use, kept while a newer one is computed."""
         self.compared: PlanAnswer | None = None
         """The last forecast for another GPU, to compare with."""
+        self.estimate: PlanEstimate | None = None
+        """What a similar recipe needs, while the traces of new settings are recorded; None if nothing similar is known.
+        """
         self.stale = False
         """Whether `answer` or `compared` belongs to an earlier request."""
         self.settled = False
@@ -154,6 +159,7 @@ class Forecaster:
         if state == "error":
             self._fail(ImpastoError(message["code"], message["sentence"], message["remedy"]))
         elif state in ("reading", "tracing"):
+            self.estimate = build(PlanEstimate, found) if (found := message.get("estimate")) else None
             self._set_state(state)
         elif state in ("pick", "done"):
             self._on_plan(message, whole=state == "done")

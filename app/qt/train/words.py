@@ -15,7 +15,7 @@ from app.qt.widgets import format_duration as format_duration
 from app.qt.widgets import format_memory as format_memory
 from trainer.errors import sentence_and_remedy
 from trainer.protocol.forecast import ROUNDING, Peak, PhaseForecast
-from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
+from trainer.protocol.plan import AdviceCode, MemoryAdvice, PlanEstimate, Remark
 
 _GIB = 1 << 30
 
@@ -167,6 +167,20 @@ def headline(answer: PlanAnswer, *, here: bool) -> str:
     )
     time, needed, free = format_duration(plan.forecast.seconds), gibibytes(plan.needed), gibibytes(answer.gpu.free)
     return words.format(time=time, gpu=gpu, needed=needed, free=free, peak=peak(plan))
+
+
+def estimate(found: PlanEstimate) -> str:
+    """Return an estimate in words, marked as such, while the forecast itself is being computed."""
+    likely = {
+        True: QCoreApplication.translate("Forecast", "It will probably fit."),
+        False: QCoreApplication.translate("Forecast", "It will probably not fit."),
+        None: QCoreApplication.translate("Forecast", "Whether it fits is not known yet."),
+    }[found.fits]
+    words = QCoreApplication.translate(
+        "Forecast", "Estimate from a similar recipe: about {time}, {needed} of {budget} GiB of GPU memory. {likely}"
+    )
+    needed, budget = gibibytes(found.reserved), gibibytes(found.budget)
+    return words.format(time=format_duration(found.seconds), needed=needed, budget=budget, likely=likely)
 
 
 def comparison(answer: PlanAnswer) -> str:

@@ -241,10 +241,13 @@ def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path
         assert ask(json.dumps(request))["plan"]["pick"] == first["plan"]["pick"]
         # Of a new setting the last plan is told first, before a search that needs more traces has ended.
         early.clear()
-        second = ask(json.dumps({**request, "set": [*TRAINING_DECIDES, "recipe.rank=5"]}))
+        second = ask(json.dumps({**request, "set": [*TRAINING_DECIDES, "recipe.dropout=0.1"]}))
         assert [answer["state"] for answer in early] == ["tracing", "pick", "pick"]
         tracing, likely, picked = early
         assert tracing["stale"]["pick"] == first["plan"]["pick"]
+        forecast = first["plan"]["pick"]["forecast"]  # the same adapter, and its traces are known
+        estimate = {"reserved": forecast["reserved"], "seconds": forecast["seconds"], "fits": True}
+        assert tracing["estimate"] == {**estimate, "budget": forecast["budget"]}
         assert (likely["plan"]["left_out"], likely["plan"]["pick"]["fit"]) == (["fits"], first["plan"]["pick"]["fit"])
         codes = {remark["code"] for remark in likely["plan"]["remarks"]}
         assert not codes & {"search.incomplete", "alternatives.incomplete"}

@@ -219,9 +219,11 @@ class Evaluator:
 
     def cannot_fit(self, fit: FitConfig) -> bool:
         """Return whether the fit is ruled out, its tensors alone exceed the budget, or no time is left to trace it."""
-        if self.preference(fit).bytes > self._budget or any(rule(fit) for rule in self._ruled_out):
-            return True
-        return self.leaves_out(fit)
+        return self.exceeds_budget(fit) or any(rule(fit) for rule in self._ruled_out) or self.leaves_out(fit)
+
+    def exceeds_budget(self, fit: FitConfig) -> bool:
+        """Return whether the tensors that a fit is known to need exceed the budget."""
+        return self.preference(fit).bytes > self._budget
 
     def leaves_out(self, fit: FitConfig) -> bool:
         """Return whether no time is left to trace the fit; if so, record that a candidate was left out."""
@@ -252,6 +254,11 @@ class Evaluator:
             self._steps[_step_key(first)] = self._step_figures(first)
         else:
             self._preview_cache[_preview_key(fit)] = self._preview_figures(fit)
+
+    def record_steps(self, fit: FitConfig) -> None:
+        """Load or record the fit's training traces, without those of the anchor."""
+        if not self.knows_steps(fit):
+            self._steps[_step_key(fit)] = self._step_figures(fit)
 
     def rule_out(self, rule: Callable[[FitConfig], bool]) -> None:
         """Rule out all fits for which ``rule`` returns True, because they share a phase that ran out of memory."""
@@ -322,7 +329,7 @@ class Evaluator:
 
     def _missing_traces(self, fits: Iterable[FitConfig]) -> list[TraceRequest]:
         """Return the next missing trace of each fit that may fit the budget, in the order of ``fits``."""
-        possible = (fit for fit in fits if not self.exact(fit) and self.preference(fit).bytes <= self._budget)
+        possible = (fit for fit in fits if not self.exact(fit) and not self.exceeds_budget(fit))
         return list({request.key: request for request in map(self._next_request, possible)}.values())
 
     def _next_request(self, fit: FitConfig) -> TraceRequest:

@@ -23,7 +23,7 @@ from trainer.memory.planner.search_space import (
     placement_of,
     placements,
 )
-from trainer.memory.planner.suggestions import RecipeChange, reduced_recipes
+from trainer.memory.planner.suggestions import RecipeChange, mildest, reduced_recipes
 from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
@@ -118,9 +118,9 @@ def plan(
     After ``deadline`` nothing more is traced, with one exception: the search turns to a base with fewer bits only when
     it knows that no fit with more bits works. With ``others``, alternatives are searched as well, but nothing is traced
     for them after ``alternatives_deadline``; ``on_pick`` is called with the pick before this second search.
-    If the search has to trace, ``on_soon`` is called first with a fit that works and takes less tracing than the
-    search: ``likely``, such as the pick of an earlier plan, or the fit that saves the most memory. ``runs`` keeps
-    simulations from earlier requests on GPUs with the same workspaces.
+    If the search has to trace, ``likely`` is evaluated first, such as the pick of an earlier plan: if it works, a
+    search that runs out of time has at least this fit. ``on_soon`` is called with it, or if it does not work, with the
+    fit that saves the most memory. ``runs`` keeps simulations from earlier requests on GPUs with the same workspaces.
 
     Raises JobError if none of the GPU's memory can be used.
     """
@@ -128,24 +128,23 @@ def plan(
     deadline, alternatives_deadline = deadline or Deadline(), alternatives_deadline or Deadline()
 
     def report(soon: Plan) -> None:
-        assert on_soon
-        on_soon(PlanResult(device_state, soon, left_out=("fits",)))
+        if on_soon:
+            on_soon(PlanResult(device_state, soon, left_out=("fits",)))
 
     def search(encoding: Mapping[str, Any]) -> tuple[_Planning, FitConfig | None]:
         planning = _Planning(workload, written, device_state, traces, counts, deadline, runs, encoding)
         traces.set_prefetch(lambda: planning.prefetched)
-        reported = on_soon and likely is not None and planning.report_likely(likely, report)
+        reported = likely is not None and planning.report_likely(likely, report)
         return planning, planning.best(planning.choices, None if reported or not on_soon else report)
 
-    first, pick = search({})
-    planning = first
+    planning, pick = search({})
     # Encoding precedes training and depends on no key that is searched, so a search in which it fails finds nothing.
     for encoding in _encoding_ways(written, bf16=device_state.gpu.bf16):
         if pick is not None or not planning.failed_to_encode:
             break
         planning, pick = search(encoding)
     if pick is None:
-        return first.nothing_fits(look_for_change=others)
+        return planning.nothing_fits(look_for_change=others)
     chosen = planning.plan_of(pick, brief=False)
     skipped: tuple[SearchPart, ...] = ("fits",) if deadline.left_out else ()
     picked = PlanResult(device_state, chosen, fallbacks=planning.fallbacks(pick), left_out=skipped)
@@ -353,7 +352,10 @@ class _Planning:
 
     def _report(self, fit: FitConfig, report: Callable[[Plan], None]) -> bool:
         """Call ``report`` with the plan of a fit if the fit works; return whether it does."""
-        if self.evaluator.cannot_fit(fit) or not self._fits(fit):
+        if self.evaluator.cannot_fit(fit):
+            return False
+        self.evaluator.record_steps(fit)  # if they alone are too large, no other phase has to be traced
+        if self.evaluator.exceeds_budget(fit) or not self._fits(fit):
             return False
         report(self.plan_of(fit, brief=False))
         return True
@@ -473,15 +475,28 @@ class _Planning:
         )
 
     def _reduced_recipe(self, failed_in: ForecastPhase | None) -> ReducedRecipe | None:
-        for change in reduced_recipes(self.workload):
-            if failed_in == "cache_pictures" and "resolution" not in change.keys:
-                continue  # encoding images depends on nothing else in a recipe
-            workload = change.applied_to(self.workload)
-            deadline = self.evaluator.deadline
-            other = _Planning(workload, self.written, self.device_state, self.traces, self.counts, deadline, self._runs)
-            # Most changes still do not fit; checking the smallest fit alone rejects them without a search.
-            if other.smallest_fits and (pick := other.best(other.choices)) is not None:
+        """Return the mildest change of the first group that has one that fits, with its plan; None if there is none."""
+        # Encoding images depends on nothing in a recipe but the resolution.
+        kinds = {"resolution"} if failed_in == "cache_pictures" else set()
+        groups = [group for group in reduced_recipes(self.workload) if kinds <= group[0].keys.keys()]
+        for change, other in (found for group in groups if (found := mildest(group, self._if_smallest_fits))):
+            if (pick := other.best(other.choices)) is not None:
                 return ReducedRecipe(change, other.plan_of(pick))
+        # Something must be named, even if it takes longer: the strongest change, which is the most likely to fit.
+        strongest = groups[-1][-1] if groups and self.evaluator.deadline.left_out else None
+        late = strongest and self._if_smallest_fits(strongest, Deadline())
+        return ReducedRecipe(strongest, late.plan_of(late.smallest)) if strongest and late else None
+
+    def _if_smallest_fits(self, change: RecipeChange, deadline: Deadline | None = None) -> _Planning | None:
+        """Return the planning of a changed recipe if its smallest fit works; rejecting others needs no search."""
+        workload, state = change.applied_to(self.workload), self.device_state
+        deadline = deadline or self.evaluator.deadline
+        for encoding in ({}, *_encoding_ways(self.written, bf16=state.gpu.bf16)):
+            other = _Planning(workload, self.written, state, self.traces, self.counts, deadline, self._runs, encoding)
+            if other.smallest_fits:
+                return other
+            if not other.failed_to_encode:
+                break
         return None
 
     @property

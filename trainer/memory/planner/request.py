@@ -104,10 +104,10 @@ def _run_bytes(job: Job, workload: Workload) -> int:
     saving, steps = job.report.saving, job.recipe.steps or 1
     files = min(-(-steps // (saving.every_steps or steps)), saving.keep or steps)
     checkpoints = min(-(-steps // (saving.checkpoint_every or steps)), saving.checkpoint_keep)
-    return _weights(workload) * (files * _FILE_BYTES[job.output.dtype] + checkpoints * _CHECKPOINT_BYTES)
+    return least_weights(workload) * (files * _FILE_BYTES[job.output.dtype] + checkpoints * _CHECKPOINT_BYTES)
 
 
-def _weights(workload: Workload) -> int:
+def least_weights(workload: Workload) -> int:
     """Return the least number of LoRA parameters of the UNet."""
     recipe, counts = workload.recipe, _WEIGHTS[workload.family]
     blocks = recipe.blocks or ()
@@ -243,7 +243,18 @@ def request_without_job(
 
     Keys set in ``fit`` do not change. ``overrides`` are ``key=value`` strings, such as "recipe.rank=16".
     """
-    device_state = device_state_of(gpu)
+    return assumed_request(family, recipe, device_state_of(gpu), name, fit, overrides)
+
+
+def assumed_request(
+    family: Family,
+    recipe: RecipeConfig | None,
+    device_state: DeviceState,
+    name: str = "",
+    fit: FitConfig | None = None,
+    overrides: Sequence[str] = (),
+) -> PlanRequest:
+    """Return what `request_without_job` does, for a GPU in a known state."""
     prompts = (PromptConfig(prompt="preview"),) * ASSUMED_PROMPTS
     job = Job(
         name="plan",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
@@ -23,6 +24,8 @@ from trainer.memory.trace.memory_trace import Work
 from trainer.memory.trace.workload import BucketUse, Workload, merged
 from trainer.protocol.records import json_keys
 
+T = TypeVar("T")
+
 LOWEST_RANK = 4
 SMALLEST_SIDE = 256
 # Suggested resolutions, as shares of the one in the recipe.
@@ -37,24 +40,52 @@ class RecipeChange:
     """New values by key within ``recipe``, such as "text_encoder.learning_rate"."""
 
     def applied_to(self, workload: Workload) -> Workload:
-        """Return the workload with the change applied; buckets scale with the resolution."""
-        recipe = changed(workload.recipe, self.keys)
-        share = (recipe.resolution or 1) / (workload.recipe.resolution or 1)
-        buckets = workload.buckets if share == 1.0 else _scaled(workload, share)
-        return replace(workload, recipe=recipe, buckets=buckets)
+        """Return the workload with the change applied; buckets and previews scale with the resolution."""
+        before, recipe = workload.recipe.resolution or 1, changed(workload.recipe, self.keys)
+        side = recipe.resolution or 1
+        if side == before:
+            return replace(workload, recipe=recipe)
+        # Previews are as large as the images unless a job says otherwise.
+        previews = tuple(
+            prompt.replaced(width=side, height=side) if (prompt.width, prompt.height) == (before, before) else prompt
+            for prompt in workload.previews
+        )
+        scaled = replace(workload, recipe=recipe, buckets=_scaled(workload.buckets, recipe, before), previews=previews)
+        return replace(scaled, validation_buckets=_scaled(workload.validation_buckets, recipe, before))
 
 
-def reduced_recipes(workload: Workload) -> Iterator[RecipeChange]:
-    """Yield changes that save memory: single ones, lower resolutions, then all single ones at lower resolutions."""
+def reduced_recipes(workload: Workload) -> list[list[RecipeChange]]:
+    """Return groups of changes that save memory, from the least to the most within a group, the preferred group first.
+
+    Single changes come first, then lower resolutions, then all single changes together, at last at lower resolutions.
+    """
     recipe = workload.recipe
-    kept: dict[str, Any] = {}
-    for single in _singles(recipe):
-        yield RecipeChange(single)
-        kept |= single
-    for side in _sides(recipe):
-        yield RecipeChange({"resolution": side})
-    for side in _sides(recipe):
-        yield RecipeChange({**kept, "resolution": side})
+    singles, sides = list(_singles(recipe)), [{"resolution": side} for side in _sides(recipe)]
+    others = {key: value for group in singles[:-1] for key, value in group[-1].items()}
+    together = [{**others, **last} for last in singles[-1]] if others else []
+    strongest = singles[-1][-1] if singles else {}
+    groups = [*singles, sides, together, [{**others, **strongest, **side} for side in sides]]
+    return [[RecipeChange(keys) for keys in group] for group in groups if group]
+
+
+def mildest(
+    changes: Sequence[RecipeChange], check: Callable[[RecipeChange], T | None]
+) -> tuple[RecipeChange, T] | None:
+    """Return the first of ``changes`` that works and what ``check`` returns for it (None if a change does not work).
+
+    ``changes`` become stronger, so the last one is checked first: if it does not work, none does. Otherwise, the first
+    that works is found by bisection, because each check may take seconds.
+    """
+    if not changes or (found := check(changes[-1])) is None:
+        return None
+    low, high = 0, len(changes) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if (other := check(changes[middle])) is None:
+            low = middle + 1
+        else:
+            found, high = other, middle
+    return changes[high], found
 
 
 def changed(recipe: RecipeConfig, keys: Mapping[str, Any]) -> RecipeConfig:
@@ -69,16 +100,16 @@ def changed(recipe: RecipeConfig, keys: Mapping[str, Any]) -> RecipeConfig:
     return RecipeConfig.model_validate(values)
 
 
-def _singles(recipe: RecipeConfig) -> Iterator[dict[str, Any]]:
+def _singles(recipe: RecipeConfig) -> Iterator[list[dict[str, Any]]]:
+    """Yield groups of changes to one setting: the optimizer, text encoders, the rank."""
     if recipe.optimizer.name == "adamw":
-        yield {"optimizer.name": "adamw8bit"}
+        yield [{"optimizer.name": "adamw8bit"}]
     trained = [name for name in ("text_encoder", "text_encoder_2") if getattr(recipe, name).learning_rate]
     if trained and recipe.learning_rate:
-        yield {f"{name}.learning_rate": 0.0 for name in trained}
-    rank = recipe.rank // 2
-    while rank >= LOWEST_RANK:
-        yield {"rank": rank, "alpha": recipe.alpha_at(rank)}
-        rank //= 2
+        yield [{f"{name}.learning_rate": 0.0 for name in trained}]
+    ranks = [recipe.rank >> halvings for halvings in range(1, recipe.rank.bit_length())]
+    if lower := [{"rank": rank, "alpha": recipe.alpha_at(rank)} for rank in ranks if rank >= LOWEST_RANK]:
+        yield lower
 
 
 def _sides(recipe: RecipeConfig) -> Iterator[int]:
@@ -90,14 +121,14 @@ def _sides(recipe: RecipeConfig) -> Iterator[int]:
             yield lower
 
 
-def _scaled(workload: Workload, share: float) -> tuple[BucketUse, ...]:
-    """Return the buckets with sides scaled by `share`, an approximation of how images would be sorted into buckets."""
-    step = workload.recipe.images.bucket_step
+def _scaled(buckets: Sequence[BucketUse], recipe: RecipeConfig, before: int) -> tuple[BucketUse, ...]:
+    """Return buckets of the resolution `before` for that of `recipe`, roughly as images would be sorted into them."""
+    step, share = recipe.images.bucket_step, (recipe.resolution or 1) / before
 
     def scaled(side: int) -> int:
         return max(step, int(side * share) // step * step)
 
-    return merged(replace(use, width=scaled(use.width), height=scaled(use.height)) for use in workload.buckets)
+    return merged(replace(use, width=scaled(use.width), height=scaled(use.height)) for use in buckets)
 
 
 @dataclass(frozen=True)
@@ -172,7 +203,7 @@ def _changed(workload: Workload) -> Iterator[tuple[str, Any, Workload]]:
     for key, value in _of_fit(fit):
         yield f"fit.{key}", value, replace(workload, fit=fit.replaced(**{key: value}))
     seen: set[str] = set()
-    for change in reduced_recipes(workload):
+    for change in chain.from_iterable(reduced_recipes(workload)):
         (key, value), *more = change.keys.items()
         if (more and key != "rank") or key in seen:  # suggest only the first step down of each key
             continue

@@ -423,11 +423,11 @@ class ForecastPanel(QWidget):
         return self.tr("This forecast is from before the last change; updating…")
 
     def _state_words(self) -> str:
-        return {
-            "reading": self.tr("Reading the images…"),
-            "tracing": self.tr("Computing new settings (only once, up to half a minute)…"),
-            "asked": self.tr("Forecasting…"),
-        }.get(self.forecaster.state, "")
+        forecaster = self.forecaster
+        if forecaster.state == "tracing":
+            computing = self.tr("Computing new settings (only once, up to half a minute)…")
+            return f"{words.estimate(forecaster.estimate)}\n{computing}" if forecaster.estimate else computing
+        return {"reading": self.tr("Reading the images…"), "asked": self.tr("Forecasting…")}.get(forecaster.state, "")
 
     def _show_marker(self, spot: PeakMark | None) -> None:
         """Show a peak's phase, name and size, and what holds its memory; nothing for None."""

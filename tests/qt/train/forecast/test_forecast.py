@@ -8,6 +8,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QLabel
 
+from app.core.planning.forecaster import ForecastRequest
 from app.qt.actions.commands import Commands
 from app.qt.train import words
 from app.qt.train.forecast.charts import KINDS
@@ -216,3 +217,17 @@ def test_every_remark_and_advice_of_the_engine_has_words(qtbot):
     ways = [words.too_large(1 << 30, given) for given in every_advice()]
     assert len(set(ways)) == len(ways) and all(way.startswith("1.0 GiB too large") for way in ways)
     assert words.too_large(0, None) == ""
+
+
+def test_while_new_settings_are_computed_an_estimate_is_shown_as_one(qtbot, panel, draft):
+    panel._draft = draft
+    forecaster = panel.forecaster
+    forecaster._request = ForecastRequest(draft.path, "8GB")
+    found = {"reserved": 6 << 30, "budget": 8 << 30, "seconds": 3600.0}
+    for fits, sentence in ((True, "It will probably fit."), (False, "probably not fit."), (None, "is not known yet.")):
+        forecaster._on_answered({"id": 0, "state": "tracing", "stale": None, "estimate": {**found, "fits": fits}})
+        shown, computing = panel.state.text().split("\n")
+        assert shown.startswith("Estimate from a similar recipe: about 1 h 00 min, 6.0 of 8.0 GiB of GPU memory. ")
+        assert shown.endswith(sentence) and computing.startswith("Computing new settings")
+    forecaster._on_answered({"id": 0, "state": "tracing", "stale": None, "estimate": None})
+    assert panel.state.text().startswith("Computing new settings")

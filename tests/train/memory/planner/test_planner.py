@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,13 @@ from tests.support.plans import device_state_with, small_workload
 from trainer.base import streaming
 from trainer.cli.planning import request_for_preset
 from trainer.config.fit import FitConfig
+from trainer.config.job import PromptConfig
 from trainer.memory.forecast.forecast import RunSimulator, Simulation, forecast, forecast_of, simulate_run
 from trainer.memory.forecast.schedule import RunSchedule, bounding_shapes, transitions
 from trainer.memory.planner.evaluator import Evaluator
 from trainer.memory.planner.planner import PlanResult, plan
 from trainer.memory.planner.search_space import Placement, nested_sets
-from trainer.memory.planner.suggestions import changed, reduced_recipes
+from trainer.memory.planner.suggestions import RecipeChange, changed, mildest, reduced_recipes
 from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import blocks
@@ -243,6 +244,19 @@ def test_changes_that_time_was_too_short_for_are_not_denied(traces: TraceLibrary
     assert plan(subject, written, less, traces, OCCASIONS).left_out == ()
 
 
+def test_even_late_a_change_that_fits_is_named(traces: TraceLibrary, tmp_path: Path) -> None:
+    """Without time to find the mildest one, the strongest is traced: the result is not just that nothing fits."""
+    subject = small_workload(previews=False, side=512, effective_batch=1)
+    written, empty = FitConfig(quantize="none", gradient_checkpointing="none"), TraceLibrary(TraceStore(tmp_path))
+    course = RunSchedule(small_workload(previews=False, side=448, effective_batch=1), traces, OCCASIONS, _rate())
+    budget = device_state_with(simulate_run(course, device_state_with(AMPLE), None).reserved)
+    hurried = plan(subject, written, budget, empty, OCCASIONS, deadline=Deadline(0))
+    assert (hurried.pick, hurried.left_out) == (None, ("alternatives",))
+    assert hurried.reduced_recipe is not None
+    assert hurried.reduced_recipe.change == reduced_recipes(subject)[-1][-1]
+    assert hurried.reduced_recipe.plan.forecast.fits
+
+
 def test_bounds_of_quantized_fits_are_never_above_their_memory(traces: TraceLibrary) -> None:
     """They follow from the unquantized base, so that fits that are too large are ruled out without being traced."""
     subject = small_workload(previews=False, side=64, channels=256, effective_batch=4)
@@ -276,7 +290,10 @@ def _rate():  # type: ignore[no-untyped-def]
 
 def test_changes_of_a_recipe_begin_with_the_least() -> None:
     subject = small_workload(side=512, rank=16, alpha=8.0, text_encoder={"learning_rate": 1e-5})
-    keys = [dict(change.keys) for change in reduced_recipes(subject)]
+    groups = [[dict(change.keys) for change in group] for group in reduced_recipes(subject)]
+    assert list(map(len, groups)) == [1, 1, 2, 4, 2, 4]
+    assert groups[4][0] == {"optimizer.name": "adamw8bit", "text_encoder.learning_rate": 0.0, "rank": 8, "alpha": 4.0}
+    keys = [*chain.from_iterable(groups)]
     assert keys[:4] == [
         {"optimizer.name": "adamw8bit"},
         {"text_encoder.learning_rate": 0.0},
@@ -294,8 +311,26 @@ def test_changes_of_a_recipe_begin_with_the_least() -> None:
 
 def test_shapes_follow_a_changed_resolution() -> None:
     subject = replace(small_workload(side=512), buckets=(BucketUse(512, 512, 3), BucketUse(384, 640, 2)))
-    change = next(change for change in reduced_recipes(subject) if change.keys.get("resolution") == 256)
-    assert change.applied_to(subject).buckets == (BucketUse(256, 256, 3), BucketUse(192, 320, 2))
+    as_large, taller = (PromptConfig(prompt="", width=512, height=height) for height in (512, 768))
+    subject = replace(subject, previews=(as_large, taller), validation_buckets=(BucketUse(640, 384, 1),))
+    changes = chain.from_iterable(reduced_recipes(subject))
+    changed_workload = next(change for change in changes if change.keys.get("resolution") == 256).applied_to(subject)
+    assert changed_workload.buckets == (BucketUse(256, 256, 3), BucketUse(192, 320, 2))
+    assert changed_workload.validation_buckets == (BucketUse(320, 192, 1),)
+    assert [(prompt.width, prompt.height) for prompt in changed_workload.previews] == [(256, 256), (512, 768)]
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_of_several_changes_the_mildest_that_works_is_found_in_few_checks(first: int) -> None:
+    changes, checked = [RecipeChange({"rank": rank}) for rank in (64, 32, 16, 8, 4)], []
+
+    def check(change: RecipeChange) -> str | None:
+        checked.append(change)
+        return f"plan of {change.keys['rank']}" if changes.index(change) >= first else None
+
+    found = mildest(changes, check)
+    assert found == ((changes[first], f"plan of {changes[first].keys['rank']}") if first < 5 else None)
+    assert len(checked) == 1 if first == 5 else len(checked) <= 4
 
 
 def test_past_its_time_a_plan_takes_what_is_known(traces: TraceLibrary, tmp_path: Path) -> None:
@@ -371,6 +406,8 @@ def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: TraceLibrary
     )
     soon, last = told
     assert soon.pick is not None
+    if likely is not None:  # if its steps are too large, no other phase is traced for it
+        assert fresh.traced[0] == micro_key(subject, likely)
     assert (soon.left_out, soon.pick.forecast.fits) == (("fits",), True)
     assert (soon.pick.fit == likely) == (known == "fits")
     assert soon.pick.quality == "exact"
@@ -378,6 +415,32 @@ def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: TraceLibrary
     told.clear()  # and nothing of the kind where all is known
     plan(subject, FitConfig(), few, traces, OCCASIONS, others=False, likely=likely, on_soon=told.append)
     assert not told
+
+
+def test_a_likely_fit_is_taken_if_time_ends_before_the_search(traces: TraceLibrary, tmp_path: Path) -> None:
+    """So that a run starts soon with a plan that works; without one, the search goes on until it has one."""
+    subject = small_workload(effective_batch=4)
+    likely = plan(subject, FitConfig(micro_batch=2), device_state_with(AMPLE), traces, OCCASIONS, others=False).pick
+    assert likely is not None
+    fresh = TraceLibrary(TraceStore(tmp_path))
+    deadline = Deadline(1.0, clock=lambda: float(len(fresh.traced)))  # over as soon as its steps are traced
+    hurried = plan(
+        subject,
+        FitConfig(),
+        device_state_with(AMPLE),
+        fresh,
+        OCCASIONS,
+        deadline=deadline,
+        others=False,
+        likely=likely.fit,
+    )
+    assert hurried.pick is not None
+    assert (hurried.pick.fit, hurried.left_out) == (likely.fit, ("fits",))
+    assert hurried.pick.forecast.reserved == likely.forecast.reserved
+    steps = {micro_key(subject, fit) for fit in every_fit(subject, FitConfig(), ("none", "full"))}
+    traced = [key for key in fresh.traced if key in steps]
+    anchor = likely.fit.replaced(micro_batch=1)  # shows which blocks the fallback steps can checkpoint
+    assert traced == [micro_key(subject, likely.fit), micro_key(subject, anchor)]
 
 
 def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: TraceLibrary, tmp_path: Path) -> None:
