@@ -23,7 +23,7 @@ from trainer.host import usable_cores
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState, state_of_cpu
 from trainer.memory.forecast.forecast import PROCESS_BYTES, forecast_on_cpu
-from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_shapes
 from trainer.memory.planner.planner import Plan, PlanResult
 from trainer.memory.planner.request import request_without_job
 from trainer.memory.trace.library import Steps, TraceLibrary
@@ -71,7 +71,8 @@ def plan_on_cpu(job: Job, workload: Workload, counts: PhaseCounts, traces: Trace
 
 
 def _traced(job: Job, workload: Workload, counts: PhaseCounts, traces: TraceLibrary) -> PlanResult:
-    steps = traces.step_summaries(workload, workload.shapes[0], workload.fit.micro_batch or 1)
+    shape = bounding_shapes(workload)[0]
+    steps = traces.step_summaries(workload, shape, workload.images_at_once(shape))
     rate = _rate(job, steps.micro_first.work)
     device_state = state_of_cpu(rate)
     forecast = forecast_on_cpu(RunSchedule(workload, traces, counts, rate), device_state)
