@@ -38,6 +38,8 @@ class TruthJob:
     """Whether caching, validation and previews are measured too."""
     gpu: str = "4090"
     """Model of the emulated GPU, where the job runs on one."""
+    floor_mib: int = 0
+    """MiB for PyTorch on the smallest GPU that is claimed to train this, whose context and desktop take 700 more."""
 
     def workload(self, *, tiny: bool = False, dtype: str = "bf16") -> Workload:
         """Return what memory depends on; with ``tiny``, of small models on images that are smaller by TINY."""
@@ -88,6 +90,7 @@ def _emulated_jobs_of(family: Family) -> list[TruthJob]:
     tiled = {"vae_encode_tiling": True, "vae_tiling": True, "vae_dtype": "bf16"}
     nf4 = _variant(full, "nf4", fit={"quantize": "nf4"})
     stream = _variant(full, "stream", fit={"stream": "full"})
+    several_texts = _variant(plain, "texts b2", pictures=2, recipe=texts)
     return [
         full,
         plain,
@@ -102,13 +105,26 @@ def _emulated_jobs_of(family: Family) -> list[TruthJob]:
         _variant(full, "int8_products", fit={"quantize": "int8_products"}),
         nf4,
         _variant(nf4, "adamw8bit 2 micro-batches", micro_batches=2, recipe=adam8bit),
-        stream,
+        replace(stream, floor_mib=3396 if family == "sdxl" else 0),
         _variant(stream, "int8 2 micro-batches", micro_batches=2, fit={"quantize": "int8"}),
         _variant(full, "fp16 on Turing", fit={"dtype": "fp16"}, gpu="2060"),
         _variant(full, "graphs", fit={"cuda_graphs": True}),
         _variant(full, "texts", recipe=texts),
-        _variant(plain, "texts b2", pictures=2, recipe=texts),
+        several_texts,
+        # Flash attention splits the keys of SD 1.5 only on GPUs with many multiprocessors.
+        *([_variant(several_texts, "on a 3060", gpu="3060")] if family == "sd15" else []),
+        *_floors(plain, texts),
     ]
+
+
+def _floors(plain: TruthJob, texts: Mapping[str, Any]) -> list[TruthJob]:
+    """Return what the planner picks for the smallest GPUs that are claimed to train an unquantized base."""
+    learned = _variant(plain, "stream texts", recipe=texts, fit={"stream": "full"})
+    if plain.family == "sd15":
+        return [replace(learned, floor_mib=2560)]
+    large = _variant(plain, "full stream 1536", size=(1536, 1536), fit={"gradient_checkpointing": "full"})
+    large = replace(large, fit={**large.fit, "stream": "full"})
+    return [replace(job, floor_mib=7492) for job in (learned, large)]
 
 
 def _variant(base: TruthJob, words: str, **changes: Any) -> TruthJob:
