@@ -102,7 +102,7 @@ def sentence(event: events.Event) -> str | None:
         case events.CachingSpeed():
             return encoded(event)
         case events.Validation():
-            where = "validation images" if event.held_out else "training images (no images held out, so no best step)"
+            where = "validation images" if event.held_out else "training images (no images held out)"
             return f"Step {event.step:,}: loss {_number(event.loss)} with fixed noise on {where}."
         case events.Preview():
             return f"Step {event.step:,}: rendered {event.file} in {event.seconds:.1f} s."

@@ -13,6 +13,9 @@ from trainer.config.schema import Section
 # Prodigy multiplies the rate it finds by learning_rate, which should therefore be about 1.
 SMALL_FOR_PRODIGY = 0.01
 
+DEFAULT_VALIDATIONS = 10
+"""Validations per run, unless report.validation.every is set."""
+
 SCHEDULE_KEYS = {
     "cycles": "restarts",
     "power": "polynomial",
@@ -191,11 +194,26 @@ def doubtful(job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None
     """
     yield from not_forecast(job)
     yield from _doubtful_weights(job, prediction)
+    yield from _doubtful_patience(job)
     if job.recipe.objective.debiased_estimation and zero_terminal_snr and job.recipe.objective.timestep_max == 999:
         yield (
             "recipe.objective.debiased_estimation",
             "this base has zero terminal SNR: pure noise would be weighted a thousand times as much as the cleanest "
             "images, although it contains no trace of an image; min_snr_gamma gives it no weight",
+        )
+
+
+def _doubtful_patience(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the patience if the run cannot end early: its first validation always counts as the best so far."""
+    steps, validation = job.recipe.steps, job.report.validation
+    if validation.patience is None or (steps is None and validation.every is not None):
+        return  # the number of validations depends on the dataset
+    every = validation.every or max(1, (steps or DEFAULT_VALIDATIONS) // DEFAULT_VALIDATIONS)
+    count = (steps or DEFAULT_VALIDATIONS) // every
+    if validation.patience + 1 >= count:
+        yield (
+            "report.validation.patience",
+            f"{validation.patience} validations without a lower loss cannot end this run early: it has only {count}",
         )
 
 

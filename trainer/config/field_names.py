@@ -132,6 +132,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "report.previews.prompts.*.guidance": ("guidance_scale", "cfg_scale", "cfg"),
     "report.previews.prompts.*.sampler": ("sample_sampler", "noise_scheduler"),
     "report.validation.every": ("validate_every_n_steps", "validate_after"),
+    "report.validation.patience": ("early_stopping_patience",),
     "report.saving.every_steps": ("save_every_n_steps", "save_every"),
     "report.saving.every_epochs": ("save_every_n_epochs",),
     "report.saving.keep": ("save_last_n_steps", "save_last_n_epochs"),

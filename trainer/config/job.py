@@ -142,6 +142,8 @@ class ValidationConfig(Section):
         default=(100, 300, 500, 700, 900), strict=False, min_length=1, max_length=50
     )
     """Timesteps at which the validation loss is measured."""
+    patience: int | None = Field(default=None, ge=1, le=1000, title="Early stopping patience")
+    """Stop after this many validations in a row without a lower loss; default: train all steps."""
 
 
 class SavingConfig(Section):

@@ -35,6 +35,7 @@ SkipReason = Literal["loss", "gradient", "scale"]
 
 @json_keys(
     "step", "images", "skipped", "skipped_in_row", "back_offs", "best_step", "best_loss", "unvalidated",
+    "stale_validations",
     former={"pictures": "images"},
 )  # fmt: skip
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class TrainingProgress:
     best_loss: float | None = None
     unvalidated: bool = False
     """Whether the validation due after this step was interrupted; a resume then starts with it."""
+    stale_validations: int = 0
+    """Number of validations since the one with the lowest loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,17 @@ class Engine:
     def steps(self) -> int:
         """Return the total number of optimizer steps of the run."""
         return self.job.recipe.steps or 0
+
+    @property
+    def stops_early(self) -> bool:
+        """Return whether early stopping ends the run before its last step."""
+        patience = self.job.report.validation.patience
+        return patience is not None and self.progress.stale_validations >= patience and self.progress.step < self.steps
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the run has no more steps to train."""
+        return self.progress.step >= self.steps or self.stops_early
 
     def train_step(self) -> StepResult:
         """Run one optimizer step on one effective batch; nothing is updated if the loss or gradient is not finite."""

@@ -479,7 +479,15 @@ def write_records(folder: Path) -> None:
     run = RunDirectory(folder)
     assert run.write_status(Status("paused", "cache_texts", 41, 90, 2, 1_760_000_000.5))
     progress = TrainingProgress(
-        step=41, images=82, skipped=3, skipped_in_row=2, back_offs=1, best_step=30, best_loss=0.125, unvalidated=True
+        step=41,
+        images=82,
+        skipped=3,
+        skipped_in_row=2,
+        back_offs=1,
+        best_step=30,
+        best_loss=0.125,
+        unvalidated=True,
+        stale_validations=2,
     )
     files.write_json(folder / "progress.json", dataclasses.asdict(progress))
     write_listing(

@@ -49,3 +49,21 @@ def test_forecasts_do_not_foresee_some_experiments(settings):
     told = doubtful(job, zero_terminal_snr=False)
     assert [f"{key}=true" for key, _ in told] == settings
     assert all(reason.startswith("forecasts count ") for _, reason in told)
+
+
+@pytest.mark.parametrize(
+    ("settings", "doubted"),
+    [
+        (["patience=9"], True),
+        (["patience=8"], False),  # ten validations: the first sets the lowest loss, the ninth ends the run
+        (["patience=3", "every=20"], False),
+        (["patience=3", "every=25"], True),
+        (["patience=4", "every=20"], True),
+    ],
+)
+def test_patience_that_outlasts_the_run_is_doubtful(settings: list[str], doubted: bool) -> None:
+    overrides = ["recipe.steps=100", *(f"report.validation.{setting}" for setting in settings)]
+    keys = [
+        key for key, _ in doubtful(parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides), zero_terminal_snr=False)
+    ]
+    assert keys == (["report.validation.patience"] if doubted else [])

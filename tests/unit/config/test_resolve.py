@@ -44,6 +44,7 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.max_weight_norm",
     "recipe.rank_stabilized",
     "recipe.tlora_min_rank",
+    "report.validation.patience",
     "preset",
     "base.vae",
     "base.revision",

@@ -39,7 +39,7 @@ class CheckpointCallback:
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Save a checkpoint if one is due, if this is the best step so far, and after the last step."""
-        last_or_best = progress.step in (self.engine.steps, progress.best_step)
+        last_or_best = self.engine.is_done or progress.step == progress.best_step
         if last_or_best or due(progress.step, self.engine.job.report.saving.checkpoint_every):
             self.save(progress)
 

@@ -208,7 +208,7 @@ class ExportCallback:
         """
         step = progress.step
         at_interval = due(step, self.engine.job.report.saving.every_steps)
-        return step < self.engine.steps and (at_interval or step in (progress.best_step, self.finished))
+        return not self.engine.is_done and (at_interval or step in (progress.best_step, self.finished))
 
     def save(self, progress: TrainingProgress, *, final: bool = False) -> Path:
         """Export the LoRA now, under the name of its step or of the finished file, and return its path."""

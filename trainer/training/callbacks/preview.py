@@ -147,7 +147,7 @@ class PreviewCallback:
             self.render(progress)
 
     def _due(self, step: int) -> bool:
-        return step == self.engine.steps or due(step, self.engine.job.report.previews.every)
+        return self.engine.is_done or due(step, self.engine.job.report.previews.every)
 
     def render(self, progress: TrainingProgress) -> None:
         """Render all prompts with the weights in their exported form."""

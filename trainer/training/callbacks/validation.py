@@ -1,4 +1,4 @@
-"""Validation loss at fixed noise and fixed timesteps, on held-out images if there are any."""
+"""Loss at fixed noise and fixed timesteps: the validation loss on held-out images, or the loss on training images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class ValidationResult:
 
 
 class Validator:
-    """Measures the plain MSE loss on a fixed set of samples, with the same noise every time."""
+    """Measures the plain MSE loss on a fixed set of samples, with the same noise every time.
+
+    Without held-out images, the samples are training images, and the result is never called a validation loss.
+    """
 
     def __init__(self, images: Sequence[ImageRecord], job: Job, assembler: Collator, device: torch.device) -> None:
         self.held_out = any(image.kind == "validation" for image in images)
@@ -41,6 +44,20 @@ class Validator:
         self.assembler = assembler
         self.device = device
         self.samples = measured_samples(images, job.recipe)
+
+    @property
+    def loss_name(self) -> str:
+        """Return what to call the measured loss."""
+        return "validation loss" if self.held_out else "loss on training images"
+
+    def best_step_text(self, step: int) -> str:
+        """Return a sentence that names the best step, and what it is worth."""
+        if self.held_out:
+            return f"Suggested LoRA: step {step}, which has the lowest validation loss."
+        return (
+            f"Step {step} has the lowest loss on training images. That loss also falls when a LoRA memorizes them, so "
+            "compare previews before you choose this step."
+        )
 
     def measure(
         self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]
@@ -73,7 +90,7 @@ def losses_of_image(
 
 
 class ValidationCallback:
-    """Callback that measures the validation loss and records the best step."""
+    """Callback that measures the loss at fixed noise and records the best step."""
 
     phase: ForecastPhase = "validate"
 
@@ -118,7 +135,13 @@ class ValidationCallback:
             )
         )
         progress.unvalidated = False
-        # Only held-out images can show a best step; the untrained base is no candidate.
-        is_better = is_finite(measured.loss) and (progress.best_loss is None or measured.loss < progress.best_loss)
-        if measured.held_out and progress.step > 0 and is_better:
-            progress.best_step, progress.best_loss = progress.step, measured.loss
+        if progress.step > 0:  # the untrained base is no candidate for the best step
+            _record(progress, measured.loss)
+
+
+def _record(progress: TrainingProgress, loss: float) -> None:
+    """Record the current step as the best one if its loss is the lowest so far, otherwise count it as stale."""
+    if is_finite(loss) and (progress.best_loss is None or loss < progress.best_loss):
+        progress.best_step, progress.best_loss, progress.stale_validations = progress.step, loss, 0
+    else:
+        progress.stale_validations += 1

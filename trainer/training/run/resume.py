@@ -49,11 +49,11 @@ def resume(
 ) -> int:
     """Continue a run from its newest undamaged checkpoint and return the exit code.
 
-    ``steps`` sets a new total number of steps. ``schedule`` determines the learning rate in that case: "stretch"
-    spreads its curve over the new length, "hold" keeps its last value, "restart" repeats the curve over the added
-    steps. ``made`` is called with the run's folder as soon as this process holds its lock. ``memory_snapshot``
-    records the GPU memory for PyTorch's viewer. Raises RunError if the job, the base or the listing has changed since
-    the run started.
+    ``steps`` sets a new total number of steps and turns off early stopping. ``schedule`` determines the learning rate
+    in that case: "stretch" spreads its curve over the new length, "hold" keeps its last value, "restart" repeats the
+    curve over the added steps. ``made`` is called with the run's folder as soon as this process holds its lock.
+    ``memory_snapshot`` records the GPU memory for PyTorch's viewer. Raises RunError if the job, the base or the listing
+    has changed since the run started.
     """
     _secure_attempts(run)
     attempts = run.attempts()
@@ -73,6 +73,10 @@ def resume(
         require_longer(run, steps)
         job, segments = extended(job, steps, schedule, segments)
         reporter.notice("schedule", EXTENSIONS[schedule].format(steps=steps))
+    if steps is not None and job.report.validation.patience is not None:
+        endless = job.report.validation.replaced(patience=None)
+        job = job.replaced(report=job.report.replaced(validation=endless))
+        reporter.notice("early_stopping", "Early stopping is off from now on: --steps sets the number of steps.")
     source = open_base(job.base, reporter.phase)
     require_same_base(facts, source)
     require_same_listing(facts, run)

@@ -203,15 +203,25 @@ class Attempt:
         if outcome == "done":
             self.reporter.notice("report", summarize(report))
         # Runs with an experimental option, or whose forecast was only an estimate, would distort later forecasts.
+        # So would those that stopped early, because their forecast was for all steps.
         fit = self.job.fit
-        is_special = fit.cuda_graphs or fit.quantize == "int8_products" or any(not_forecast(self.job))
+        engine = self.manager.engine
+        is_shorter = engine is not None and engine.stops_early
+        is_special = is_shorter or fit.cuda_graphs or fit.quantize == "int8_products" or any(not_forecast(self.job))
         if not is_special and (problem := self.reporter.learn(report)):
             self.reporter.notice("calibration", problem)
 
     def _finish(self, engine: Engine, saving: ExportCallback) -> Path:
-        best = engine.progress.best_step
-        if best is not None:
-            self.reporter.notice("best", f"Suggested LoRA: step {best}, which has the lowest validation loss.")
+        progress, patience = engine.progress, self.job.report.validation.patience
+        if engine.stops_early:
+            missed = "the last validation" if patience == 1 else f"{patience} validations in a row"
+            self.reporter.notice(
+                "early_stopping",
+                f"Stopped early at step {progress.step} of {engine.steps}: the {self.validator.loss_name} did not fall "
+                f"in {missed}.",
+            )
+        if progress.best_step is not None:
+            self.reporter.notice("best", self.validator.best_step_text(progress.best_step))
         return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
 
     def _interrupt(self, order: Order) -> Ended:
@@ -226,7 +236,7 @@ class Attempt:
             checkpoints.save(engine.progress, captured)
         else:
             self.recovery.with_engine("checkpoint", checkpoints.save)
-        if engine.progress.step == engine.steps and (order == "stop" or self._is_complete(engine.progress)):
+        if engine.is_done and (order == "stop" or self._is_complete(engine.progress)):
             file = self._finish(engine, saving)
             self.control.answer(self.reporter, "done", f"finished at step {engine.progress.step}, wrote {file.name}")
             return "done", file
@@ -242,11 +252,11 @@ class Attempt:
 
 
 def train(engine: Engine, recovery: Recovery, callbacks: Sequence[Callback]) -> None:
-    """Train to the last step, unless the engine's check interrupts it."""
+    """Train until the run is done, unless the engine's check interrupts it."""
     recovery.prepare_step(engine.progress.step)
     for callback in callbacks:
         callback.at_start(engine.progress)
-    while engine.progress.step < engine.steps:
+    while not engine.is_done:
         recovery.prepare_step(engine.progress.step)
         result = recovery.train_step()
         for callback in callbacks:

@@ -127,12 +127,55 @@ def test_the_best_step_by_the_held_out_loss_is_kept_whole(shared: Path, tmp_path
     assert told["best"] == f"Suggested LoRA: step {best}, which has the lowest validation loss."
 
 
-def test_on_training_pictures_no_step_is_called_the_best(shared: Path, tmp_path: Path) -> None:
-    watcher = Watcher()
-    settings = [*BARE, "recipe.steps=2", "report.validation.every=1"]
-    assert start(a_job(shared, tmp_path), settings, watcher) == 0
-    assert not any(event.held_out for event in watcher.of(events.Validation))  # type: ignore[attr-defined]
-    assert "best" not in [event.code for event in watcher.of(events.Notice)]  # type: ignore[attr-defined]
+def sentences(watcher: Watcher) -> dict[str, str]:
+    return {event.code: event.sentence for event in watcher.of(events.Notice)}  # type: ignore[attr-defined]
+
+
+def test_the_best_step_on_training_images_is_named_as_such(shared: Path, tmp_path: Path) -> None:
+    """At this rate the loss rises, so the best step is not the last."""
+    watcher, job = Watcher(), a_job(shared, tmp_path)
+    settings = [*BARE, "recipe.steps=4", "recipe.learning_rate=3.0", "report.validation.every=1"]
+    assert start(job, settings, watcher) == 0
+    measured = [event for event in watcher.of(events.Validation) if isinstance(event, events.Validation)]
+    assert not any(event.held_out for event in measured)
+    losses = {event.step: event.loss or math.inf for event in measured if event.step}
+    best = min(losses, key=lambda step: losses[step])
+    assert best < 4, "the test needs a loss that rises"
+    assert sentences(watcher)["best"].startswith(f"Step {best} has the lowest loss on training images.")
+    assert not any("validation loss" in text for text in sentences(watcher).values())
+    assert (run_of(job).output / f"test-step00000{best}.safetensors").exists()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_run_stops_early_with_the_lora_of_that_step_and_continues_exactly(
+    shared: Path, tmp_path: Path, paused: bool
+) -> None:
+    settings = [*BARE, held_out(shared), "recipe.steps=8", "recipe.learning_rate=0.2", "report.validation.every=1"]
+    whole, watcher = a_job(shared, tmp_path / "whole"), Watcher()
+    assert start(whole, [*settings, "report.saving.every_steps=1"], watcher) == 0
+    losses = [event.loss or math.inf for event in watcher.of(events.Validation)]  # type: ignore[attr-defined]
+    # The first step that is the second one in a row without a new lowest loss, from the events of the whole run.
+    end = next(
+        step for step in range(3, 9) if min(losses[step - 1 : step + 1]) >= min(losses[1 : step - 1])
+    )  # fmt: skip
+    assert end < 8, "the test needs a loss that rises"
+    job, watcher = a_job(shared, tmp_path / "early"), Watcher()
+    early = [*settings, "report.validation.patience=2"]
+    if paused:
+        assert start(job, early, Watcher(stop_at(end - 1, job))) == 75
+        assert resume(run_of(job), watcher) == 0
+    else:
+        assert start(job, early, watcher) == 0
+    run, reference = run_of(job), run_of(whole).output
+    assert (run.state(), run.read_status().step) == ("done", end)  # type: ignore[union-attr]
+    assert f"Stopped early at step {end} of 8: the validation loss" in sentences(watcher)["early_stopping"]
+    assert tensors_sha(run.output / "test.safetensors") == tensors_sha(reference / f"test-step00000{end}.safetensors")
+    assert resume(run, Watcher()) == 0
+    assert run.read_status().step == end  # type: ignore[union-attr]
+    again = Watcher()
+    assert resume(run, again, steps=8) == 0
+    assert "Early stopping is off" in sentences(again)["early_stopping"]
+    assert same_lora(run.output / "test.safetensors", reference / "test.safetensors")
 
 
 def rates(watcher: Watcher) -> list[float]:

@@ -296,6 +296,7 @@ def test_a_finished_run_can_be_extended(shared: Path, tmp_path: Path, undisturbe
 def test_what_was_finished_is_kept_beside_a_limit_of_files_and_a_lost_checkpoint(shared: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path, tiny_base("sd15", shared / "bases", depth=1), shared / "pictures")
     settings = ["report.saving.every_steps=4", "report.saving.keep=1", "recipe.layers=attention"]
+    settings += ["report.validation.every=100"]  # the best step would be kept too
     finished = train(job, ["recipe.steps=5", *settings, "report.previews.prompts=[]"])
     before = tensors_sha(finished)
     run = run_of(job)
@@ -397,7 +398,8 @@ def test_a_damaged_checkpoint_is_passed_over(shared: Path, tmp_path: Path, undis
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
     watcher = Watcher()
     assert resume(run, watcher) == 0
-    assert [event.code for event in watcher.of(events.Notice)] == ["checkpoint.damaged", "report"]  # type: ignore[attr-defined]
+    codes = [event.code for event in watcher.of(events.Notice)]  # type: ignore[attr-defined]
+    assert codes == ["checkpoint.damaged", "best", "report"]
     assert same_lora(whole, run.output / "test.safetensors")
 
 
