@@ -79,7 +79,7 @@ def _paragraph(text: str) -> Iterator[str]:
     yield from textwrap.wrap(text, plan_text.WIDTH)
 
 
-class _Scale(NamedTuple):
+class Scale(NamedTuple):
     """Position of values along an axis of the image."""
 
     low: float
@@ -124,10 +124,8 @@ class _Chart:
         times = [point.seconds_per_image for point in self.points] or [1.0]
         width, height = SIZE
         # A decade at least, so that equal times do not divide by zero.
-        self.x = _Scale(
-            min(times) / 1.5, max(max(times) * 1.5, min(times) * 7), _LEFT, width - _RIGHT, logarithmic=True
-        )
-        self.y = _Scale(0.0, 1.05 * found.budget, height - _BOTTOM, _TOP)
+        self.x = Scale(min(times) / 1.5, max(max(times) * 1.5, min(times) * 7), _LEFT, width - _RIGHT, logarithmic=True)
+        self.y = Scale(0.0, 1.05 * found.budget, height - _BOTTOM, _TOP)
 
     def draw(self, title: str) -> None:
         """Draw axes, fronts, points and the legend."""

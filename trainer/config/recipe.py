@@ -184,7 +184,7 @@ class ScheduleConfig(Section):
     decay_type: Literal["cosine", "linear", "1-sqrt"] | None = Field(default=None, title="LR decay type")
     """How warmup_stable_decay falls in its last part; default: cosine."""
     step_rules: str | None = Field(
-        default=None, max_length=1000, title="LR step rules", examples=["1:100,0.1:200,0.01"]
+        default=None, max_length=20_000, title="LR step rules", examples=["1:100,0.1:200,0.01"]
     )
     """Factors of piecewise and the steps, or shares of the run, where they end: 1:100,0.1:200,0.01; default: none."""
 

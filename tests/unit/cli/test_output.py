@@ -58,6 +58,7 @@ COMMANDS = {
     "prune": [(["prune"], False)],
     "presets list": [(["presets", "list"], True)],
     "methods": [(["methods"], False)],
+    "lr-find": [(["lr-find", "{bad_job}"], True), (["lr-find", "{job}", "--from", "2"], True)],
     "sweep": [(["sweep"], False), (["sweep", "{text}"], True), (["sweep", "{job}", "--set", "{text}=1,2"], True)],
     "presets show": [(["presets", "show", "{text}"], True), (["presets", "show", "{preset}"], True)],
     "presets check": [(["presets", "check", "{bad_preset}"], True)],
