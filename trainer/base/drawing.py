@@ -21,6 +21,7 @@ from torch import Tensor
 from trainer.base.encoding import TextConditioning
 from trainer.config.base import Family, Prediction
 from trainer.config.job import PromptConfig
+from trainer.errors import BaseModelError
 from trainer.protocol import files
 
 SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
@@ -39,6 +40,8 @@ SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
 }
 
 TILE = 512  # side in pixels
+FLOW_SHIFT = 3.0
+"""Shift of the noise levels of flows toward noise, as for images of 1024 px in Esser et al. 2024, section 5.3.2."""
 
 OnStep = Callable[[int, int], None]
 
@@ -60,6 +63,8 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
     A base with zero terminal SNR needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3). The
     timesteps stay on the CPU: the scheduler reads them in each step and would synchronize with the device every time.
     """
+    if prediction == "flow":
+        return _flow_sampler(name)
     class_name, options = SAMPLERS[name]
     if zero_terminal_snr:  # Karras noise levels up to its infinite sigma would spend most steps on almost pure noise
         options = {key: value for key, value in options.items() if key != "use_karras_sigmas"}
@@ -86,6 +91,22 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
         set_timesteps(steps, device="cpu", **more)
 
     sampler.set_timesteps = on_cpu
+    return sampler
+
+
+def _flow_sampler(name: str) -> Any:
+    """Return Euler's scheduler for rectified flow, with what a Stable Diffusion pipeline asks of a scheduler."""
+    if name != "euler":
+        raise BaseModelError(
+            "base.sampler",
+            f'Could not render with the sampler "{name}": this base predicts a flow, which only "euler" follows.',
+            'Use the sampler "euler".',
+        )
+    sampler: Any = diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=FLOW_SHIFT)
+    sampler.init_noise_sigma = 1.0
+    sampler.scale_model_input = lambda sample, timestep=None: sample
+    set_timesteps = sampler.set_timesteps
+    sampler.set_timesteps = lambda steps, device=None: set_timesteps(steps, device="cpu")
     return sampler
 
 

@@ -202,7 +202,7 @@ def _print_base(path: Path, identity: BaseIdentity) -> None:
     for sentence in identity.evidence:
         echo(f"  {sentence}")
     if identity.prediction is None:
-        echo('  Prediction type unknown: set base.prediction = "epsilon" or "v" in the job.')
+        echo('  Prediction type unknown: set base.prediction = "epsilon", "v" or "flow" in the job.')
     elif identity.zero_terminal_snr is None:
         echo("  Zero terminal SNR unknown: set base.zero_terminal_snr = true or false in the job.")
     if not identity.has_vae:

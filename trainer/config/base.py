@@ -11,7 +11,7 @@ from trainer.config.credentials import base_name, safe_link
 from trainer.config.schema import Section
 
 Family = Literal["sd15", "sdxl"]
-Prediction = Literal["epsilon", "v"]
+Prediction = Literal["epsilon", "v", "flow"]
 Part = Literal["unet", "text_encoder", "text_encoder_2"]
 """Part of a base that a LoRA can change."""
 
@@ -32,8 +32,8 @@ class BaseConfig(Section):
     """A .safetensors checkpoint, a diffusers folder, a Hugging Face id owner/name, or an https link to a checkpoint."""
     family: Literal["auto", "sd15", "sdxl"] = "auto"
     """Architecture of the base; auto detects it from the file."""
-    prediction: Literal["auto", "epsilon", "v"] = "auto"
-    """What the base predicts: epsilon (most models) or v (kohya: v_parameterization); auto detects it."""
+    prediction: Literal["auto", "epsilon", "v", "flow"] = "auto"
+    """What the base predicts: epsilon (most), v (kohya: v_parameterization) or flow (rectified); auto detects it."""
     zero_terminal_snr: Literal["auto"] | bool = Field(default="auto", title="Zero terminal SNR")
     """Whether the base was trained with zero terminal SNR, that is, down to pure noise; auto detects it."""
     vae: str | None = Field(default=None, title="VAE")
@@ -57,6 +57,8 @@ class BaseConfig(Section):
             yield "model", "is not a valid link"
         if "://" in self.model and not self.model.startswith("https://"):
             yield "model", "is a link that does not start with https://"
+        if self.zero_terminal_snr is True and self.prediction == "flow":
+            yield "zero_terminal_snr", 'cannot be true with prediction = "flow", which always trains down to pure noise'
         if self.zero_terminal_snr is True and self.prediction == "epsilon":
             yield (
                 "zero_terminal_snr",

@@ -110,6 +110,8 @@ def _timestep_bias_without_effect(objective: ObjectiveConfig) -> Iterator[_Candi
     at, bias = "recipe.objective.timestep_bias", objective.timestep_bias
     drawn = objective.timesteps != "uniform"
     yield at, objective, drawn, 'it is used only with timesteps = "uniform"'
+    biased = bias is not None and not drawn
+    yield "recipe.objective.timestep_shift", objective, biased, "timesteps are drawn with a bias (timestep_bias)"
     off = drawn or bias is None
     yield f"{at}_multiplier", objective, off, "there is no timestep bias (timestep_bias)"
     on_share = bias in ("earlier", "later")

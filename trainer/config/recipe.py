@@ -82,6 +82,8 @@ class ObjectiveConfig(Section):
     """Loss weight of the area outside a mask (OneTrainer: unmasked weight); 0 ignores that area, 1 ignores the mask."""
     timesteps: Literal["uniform", "logit_normal"] = Field(default="uniform", title="Timestep distribution")
     """How timesteps are sampled: uniform is standard; logit_normal prefers medium noise."""
+    timestep_shift: float | None = Field(default=None, gt=0.0, le=100.0)
+    """Moves timesteps toward noise (kohya: discrete_flow_shift); typically 2.5 to 3 with flow; default: 1, no shift."""
     timestep_min: int = Field(default=0, ge=0, le=999, title="Min timestep")
     """Lowest timestep (kohya: min_timestep); 0 is the least noise."""
     timestep_max: int = Field(default=999, ge=0, le=999, title="Max timestep")
@@ -103,6 +105,19 @@ class ObjectiveConfig(Section):
         """Return the timesteps that the bias "range" is for, the last one exclusive."""
         end = 1000 if self.timestep_bias_end is None else self.timestep_bias_end
         return self.timestep_bias_begin or 0, end
+
+    @property
+    def snr_weights(self) -> tuple[str, ...]:
+        """Return the keys that are on and weight timesteps by the signal-to-noise ratio of a diffusion schedule."""
+        states = {
+            "min_snr_gamma": self.min_snr_gamma,
+            "debiased_estimation": self.debiased_estimation,
+            "p2_gamma": self.p2_gamma,
+            "scale_v_pred_loss": self.scale_v_pred_loss,
+            "v_pred_like_loss": self.v_pred_like_loss,
+            "huber_schedule": self.has_threshold and self.huber_schedule == "snr",
+        }
+        return tuple(key for key, is_on in states.items() if is_on)
 
     @property
     def has_threshold(self) -> bool:

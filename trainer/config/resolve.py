@@ -144,7 +144,18 @@ def _faults(
         yield f"recipe.images.bucket_max: is {longest}, less than the resolution of {side}; no bucket is left"
     if recipe.images.bucket_step > side:
         yield f"recipe.images.bucket_step: is {recipe.images.bucket_step}, more than the resolution of {side}"
+    if prediction == "flow":
+        yield from _flow_faults(job)
     yield from _machine_faults(job.fit, machine)
+
+
+def _flow_faults(job: Job) -> Iterator[str]:
+    """Yield settings that need the noise schedule of a diffusion model, which rectified flow does not have."""
+    for key in job.recipe.objective.snr_weights:
+        yield f"recipe.objective.{key}: cannot be used with a base that predicts a flow, which has no such weights"
+    for number, prompt in enumerate(job.report.previews.prompts):
+        if prompt.sampler != "euler":
+            yield f'report.previews.prompts.{number}.sampler: must be "euler" for a base that predicts a flow'
 
 
 def _base_faults(base: BaseConfig, family: Family, prediction: Prediction, zero_terminal_snr: bool) -> Iterator[str]:

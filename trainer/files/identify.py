@@ -26,6 +26,8 @@ from trainer.files.architecture import (
 from trainer.files.assets import EMBEDDED, PARTS, bundled_configs, embedded_configs, folder_configs, read_json
 from trainer.files.header import Header, read_header
 from trainer.files.statements import (
+    FLOW_SAMPLING,
+    FLOW_SCHEDULER,
     METADATA,
     SAMPLING,
     SCHEDULER,
@@ -39,7 +41,11 @@ from trainer.files.statements import (
 from trainer.files.weights import remembered_sha256, weight_files
 from trainer.protocol.reading import open_file
 
-_NAMED: Mapping[Prediction, str] = {"epsilon": "the noise (epsilon)", "v": "the velocity (v)"}
+_NAMED: Mapping[Prediction, str] = {
+    "epsilon": "the noise (epsilon)",
+    "v": "the velocity (v)",
+    "flow": "the flow from image to noise (rectified flow)",
+}
 _HINT = re.compile(r"v[-_ ]?pred|v[-_ ]?param|z(?:t|ero)?[-_ ]?(?:terminal[-_ ]?)?snr", re.IGNORECASE)
 _YAML_LINE = re.compile(r"^[ \t]*(?:-[ \t]+)?(\w+)[ \t]*:[ \t]*(\S[^\n]*?)[ \t]*$", re.MULTILINE)
 _YAML_TARGET = re.compile(r"\.(\w*(scaling|discretization|sampling)\w*)$", re.IGNORECASE)
@@ -137,8 +143,11 @@ def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapp
 
     Raises BaseModelError for a training process that Impasto does not support.
     """
-    unknown = doubts(str(folder), _named_in_index(index), SCHEDULER)
+    named = list(_named_in_index(index))
+    unknown = doubts(str(folder), named, SCHEDULER)
     unknown |= _scheduler_doubts(str(folder), scheduler, "scheduler_config.json")
+    if any(statement.value == FLOW_SCHEDULER for statement in named):
+        return _with_doubts(_target("flow", False, "its model index"), unknown)
     target = _from_scheduler(scheduler, "its scheduler config") or _by_custom(folder.name)
     return _with_doubts(target, unknown)
 
@@ -167,12 +176,15 @@ def _named_in_index(index: Mapping[str, Any]) -> Iterator[Statement]:
 
 
 def _scheduler_doubts(base: str, scheduler: Mapping[str, Any] | None, source: str) -> dict[JobKey, str]:
-    stated = (scheduler or {}).items()
-    return doubts(base, [Statement(source, key, value) for key, value in stated if key not in SAMPLING], SCHEDULER)
+    stated = scheduler or {}
+    sampling = SAMPLING | FLOW_SAMPLING if stated.get("_class_name") == FLOW_SCHEDULER else SAMPLING
+    return doubts(base, [Statement(source, *item) for item in stated.items() if item[0] not in sampling], SCHEDULER)
 
 
 def _from_scheduler(scheduler: Mapping[str, Any] | None, evidence: str) -> PredictionTarget | None:
     stated = scheduler or {}
+    if stated.get("_class_name") == FLOW_SCHEDULER:
+        return _target("flow", False, evidence)
     prediction = predicted(stated.get("prediction_type"))
     if prediction is None:
         return None
@@ -209,8 +221,8 @@ def _from_yaml(name: str, statements: Sequence[Statement]) -> PredictionTarget |
 
 
 def _target(prediction: Prediction, zero_snr: bool | None, evidence: str) -> PredictionTarget:
-    if prediction == "epsilon" and zero_snr is None:
-        zero_snr = False  # noise in pure noise cannot be predicted
+    if prediction == "flow" or (prediction == "epsilon" and zero_snr is None):
+        zero_snr = False  # noise in pure noise cannot be predicted; a flow has a schedule of its own
     ending = " with zero terminal SNR" if zero_snr else ""
     sentence = f"It predicts {_NAMED[prediction]}{ending}, according to {evidence}."
     return PredictionTarget(prediction, zero_snr, (sentence,))
@@ -384,11 +396,13 @@ def decide_process(config: BaseConfig, identity: BaseIdentity) -> tuple[Predicti
     """
     prediction = identity.prediction if config.prediction == "auto" else config.prediction
     zero_snr = identity.zero_terminal_snr if config.zero_terminal_snr == "auto" else config.zero_terminal_snr
-    if config.prediction == "epsilon" and config.zero_terminal_snr == "auto":
+    if config.prediction in ("epsilon", "flow") and config.zero_terminal_snr == "auto":
         zero_snr = False  # what was found is for v-prediction: noise in pure noise cannot be predicted
     if prediction is not None and zero_snr is not None:
         return prediction, zero_snr
-    missing = 'prediction = "v" (or "epsilon")' if prediction is None else "zero_terminal_snr = true (or false)"
+    missing = (
+        'prediction = "v" (or "epsilon" or "flow")' if prediction is None else "zero_terminal_snr = true (or false)"
+    )
     sentence = f'Could not determine how "{config.model}" was trained: {identity.evidence[-1]}'
     remedy = f"Look it up on the model's page and set base.{missing} in the job."
     raise BaseModelError("base.undecided", sentence, remedy)

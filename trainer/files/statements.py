@@ -16,12 +16,13 @@ from typing import Any, Literal, NamedTuple
 
 from trainer.errors import BaseModelError
 
-Prediction = Literal["epsilon", "v"]
+Prediction = Literal["epsilon", "v", "flow"]
 JobKey = Literal["prediction", "zero_terminal_snr"]
 
 PREDICTIONS: Mapping[str, Prediction] = {
     "epsilon": "epsilon", "eps": "epsilon", "epsscaling": "epsilon",
     "v": "v", "v_prediction": "v", "v_pred": "v", "vpred": "v", "velocity": "v", "vscaling": "v",
+    "flow": "flow", "flow_matching": "flow", "flow_prediction": "flow", "rectified_flow": "flow",
 }  # fmt: skip
 """What a base predicts, by each name used for it in files; names are in lower case with underscores."""
 DIFFUSION_SCHEDULERS = (
@@ -30,6 +31,13 @@ DIFFUSION_SCHEDULERS = (
     "DPMSolverSDE", "DEISMultistep", "UniPCMultistep", "SASolver",
 )  # fmt: skip
 """diffusers schedulers for the diffusion process that Impasto trains, without the suffix "Scheduler"."""
+FLOW_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
+"""diffusers scheduler of bases with rectified flow."""
+FLOW_SAMPLING = frozenset({
+    "base_image_seq_len", "base_shift", "invert_sigmas", "max_image_seq_len", "max_shift", "shift",
+    "stochastic_sampling",
+})  # fmt: skip
+"""Keys of its config that only affect sampling, besides those of all schedulers."""
 # Parts of values that identify a process that Impasto does not train; the first match decides.
 _OTHER_PROCESSES = (
     (re.compile(r"flow|rectified", re.I), "flow matching"),
@@ -70,7 +78,7 @@ _NOTHING = StatementRule(type(None), frozenset({None}), "prediction")
 _NEVER = StatementRule(bool, frozenset({False}), "prediction")
 
 SCHEDULER: Mapping[str, StatementRule] = {
-    "_class_name": _one_of(*(f"{name}Scheduler" for name in DIFFUSION_SCHEDULERS)),
+    "_class_name": _one_of(*(f"{name}Scheduler" for name in DIFFUSION_SCHEDULERS), FLOW_SCHEDULER),
     "prediction_type": _PREDICTION,
     "predict_epsilon": StatementRule(
         bool, frozenset({True}), "prediction"

@@ -28,11 +28,12 @@ class NoiseSchedule:
     """Tables of the shares of image and noise at each of the 1000 timesteps.
 
     x_t = signal[t] * latents + sigma[t] * noise, with signal = sqrt(alphas_cumprod), sigma = sqrt(1 - alphas_cumprod)
-    and snr = (signal / sigma)^2 (Ho et al. 2020, eq. 4). All tables have shape (1000,) and are computed in float64.
+    and snr = (signal / sigma)^2 (Ho et al. 2020, eq. 4). With rectified flow, sigma rises in a straight line to 1 and
+    signal = 1 - sigma (Liu et al. 2023). All tables have shape (1000,) and are computed in float64.
     """
 
     prediction: Prediction
-    """What the base predicts: noise ("epsilon") or velocity."""
+    """What the base predicts: noise ("epsilon"), velocity ("v") or the flow from image to noise."""
     alphas_cumprod: Tensor
     snr: Tensor
     signal: Tensor
@@ -45,6 +46,10 @@ class NoiseSchedule:
         The SNR is computed from the rescaled schedule. sd-scripts computes it before rescaling, so its loss weights do
         not match the noise that is added.
         """
+        if prediction == "flow":
+            sigma = torch.arange(1, TIMESTEPS + 1, dtype=torch.float64) / TIMESTEPS
+            signal = 1.0 - sigma
+            return cls(prediction, signal**2, (signal / sigma) ** 2, signal, sigma)
         alphas = alphas_cumprod(zero_terminal_snr)
         return cls(prediction, alphas, alphas / (1.0 - alphas), alphas.sqrt(), (1.0 - alphas).sqrt())
 
@@ -57,13 +62,19 @@ class NoiseSchedule:
         """Return the noisy latents (B,4,h,w) at ``timesteps`` (B,), which are int64."""
         return _spread(self.signal[timesteps]) * latents + _spread(self.sigma[timesteps]) * noise
 
-    def target(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return the training target (B,4,h,w): the noise, or v = signal * noise - sigma * latents.
+    def model_timesteps(self, timesteps: Tensor) -> Tensor:
+        """Return what the UNet is told of the noise (B,): the timestep, or for flows 1000 times sigma, up to 1000."""
+        return timesteps + 1 if self.prediction == "flow" else timesteps
 
-        For v see Salimans and Ho 2022, section 4.
+    def target(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Return the training target (B,4,h,w): the noise, v = signal * noise - sigma * latents, or noise - latents.
+
+        For v see Salimans and Ho 2022, section 4; for flows Esser et al. 2024, section 2.
         """
         if self.prediction == "epsilon":
             return noise
+        if self.prediction == "flow":
+            return noise - latents
         return _spread(self.signal[timesteps]) * noise - _spread(self.sigma[timesteps]) * latents
 
 
@@ -177,16 +188,22 @@ def draw_timestep(generator: np.random.Generator, objective: ObjectiveConfig) ->
     """Return a random timestep from ``timestep_min`` to ``timestep_max``, inclusive.
 
     uniform: all are equally likely unless there is a timestep bias. logit_normal: the position in the range is the
-    sigmoid of a normal number (Esser et al. 2024, section 3.1, with mean 0 and standard deviation 1).
+    sigmoid of a normal number (Esser et al. 2024, section 3.1, with mean 0 and standard deviation 1). With a shift s,
+    the position u becomes s u / (1 + (s - 1) u) (the same paper, section 5.3.2).
     """
     low, high = objective.timestep_min, objective.timestep_max
     if objective.timestep_bias is not None and objective.timesteps == "uniform":
         shares = _biased_timesteps(objective)
         # The last sum may be a little below 1, so a draw may lie above it.
         return min(high, low + int(np.searchsorted(shares, generator.random(), side="right")))
+    shift = objective.timestep_shift or 1.0
     if objective.timesteps == "uniform":
-        return int(generator.integers(low, high, endpoint=True))
-    share = 1.0 / (1.0 + math.exp(-generator.standard_normal()))
+        if shift == 1.0:
+            return int(generator.integers(low, high, endpoint=True))
+        share = generator.random()
+    else:
+        share = 1.0 / (1.0 + math.exp(-generator.standard_normal()))
+    share = shift * share / (1.0 + (shift - 1.0) * share)
     return min(high, low + int(share * (high - low + 1)))
 
 

@@ -162,7 +162,7 @@ def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> 
     target = schedule.target(batch.latents, batch.noise, batch.timesteps)
     (prediction,) = models.unet(
         noisy.to(models.dtype),
-        batch.timesteps,
+        schedule.model_timesteps(batch.timesteps),
         encoder_hidden_states=text.hidden.to(models.dtype),
         added_cond_kwargs=_added_conditions(models, text, batch),
         return_dict=False,

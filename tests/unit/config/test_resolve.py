@@ -59,6 +59,7 @@ MEANS_SOMETHING_ABSENT = {
             "huber_scale",
             "p2_gamma",
             "prior_prediction",
+            "timestep_shift",
             "scale_v_pred_loss",
             "v_pred_like_loss",
             "noise_offset_random_strength",

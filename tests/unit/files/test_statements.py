@@ -16,7 +16,7 @@ from trainer.files.identify import BaseIdentity, identify_base
 from trainer.files.statements import METADATA, SCHEDULER, YAML
 from trainer.memory.planner.request import request_of_job
 
-NOISE, V, V_ZERO = ("epsilon", False), ("v", False), ("v", True)
+NOISE, V, V_ZERO, RECTIFIED = ("epsilon", False), ("v", False), ("v", True), ("flow", False)
 # Outcomes in which the user decides, by what is left open.
 ASKS_PREDICTION, ASKS_ZERO_SNR = (None, False), ("epsilon", None)
 FLOW, EDM, IMAGE, DISTILLED = "flow matching", "an EDM process", "prediction of the image itself", "a distilled model"
@@ -25,7 +25,8 @@ FLOW, EDM, IMAGE, DISTILLED = "flow matching", "an EDM process", "prediction of 
 SCHEDULERS: list[tuple[str, Any, Any]] = [
     ("_class_name", "EulerDiscreteScheduler", NOISE),
     ("_class_name", "DPMSolverMultistepScheduler", NOISE),
-    ("_class_name", "FlowMatchEulerDiscreteScheduler", FLOW),
+    ("_class_name", "FlowMatchEulerDiscreteScheduler", RECTIFIED),
+    ("_class_name", "FlowMatchHeunDiscreteScheduler", FLOW),
     ("_class_name", "EDMEulerScheduler", EDM),
     ("_class_name", "EDMDPMSolverMultistepScheduler", EDM),
     ("_class_name", "LCMScheduler", DISTILLED),
@@ -37,8 +38,8 @@ SCHEDULERS: list[tuple[str, Any, Any]] = [
     ("prediction_type", "v_prediction", V),
     ("prediction_type", "v-prediction", V),
     ("prediction_type", "sample", IMAGE),
-    ("prediction_type", "flow_prediction", FLOW),
-    ("prediction_type", "flow", FLOW),
+    ("prediction_type", "flow_prediction", RECTIFIED),
+    ("prediction_type", "flow", RECTIFIED),
     ("prediction_type", "something", ASKS_PREDICTION),
     ("prediction_type", "", ASKS_PREDICTION),
     ("prediction_type", None, ASKS_PREDICTION),
@@ -94,8 +95,8 @@ METADATA_VALUES: list[tuple[str, Any, Any]] = [
     ("modelspec.prediction_type", "v", ("v", None)),
     ("modelspec.prediction_type", "v-prediction", ("v", None)),
     ("modelspec.prediction_type", "V_Prediction", ("v", None)),
-    ("modelspec.prediction_type", "flow", FLOW),
-    ("modelspec.prediction_type", "rectified flow", FLOW),
+    ("modelspec.prediction_type", "flow", RECTIFIED),
+    ("modelspec.prediction_type", "rectified flow", RECTIFIED),
     ("modelspec.prediction_type", "edm", EDM),
     ("modelspec.prediction_type", "x0", IMAGE),
     ("modelspec.prediction_type", "something", ASKS_PREDICTION),
@@ -204,7 +205,8 @@ def test_a_scheduler_config_may_leave_out_any_key(folder: Path, key: str) -> Non
         (["diffusers", "PNDMScheduler"], NOISE),
         ([None, None], NOISE),
         (None, NOISE),
-        (["diffusers", "FlowMatchEulerDiscreteScheduler"], FLOW),
+        (["diffusers", "FlowMatchEulerDiscreteScheduler"], RECTIFIED),
+        (["diffusers", "FlowMatchHeunDiscreteScheduler"], FLOW),
         (["mine", "OtherScheduler"], ASKS_PREDICTION),
         ("PNDMScheduler and more", ASKS_PREDICTION),
         (["diffusers"], ASKS_PREDICTION),
@@ -231,7 +233,7 @@ def test_each_line_of_a_yaml(tmp_path: Path, key: str, lines: str, expected: Any
 def test_a_statement_counts_even_where_another_decides(tmp_path: Path) -> None:
     """A marker says what a file predicts; its metadata may not contradict that with another process."""
     marked = base_shapes("sdxl") | {"v_pred": (0,), "ztsnr": (0,)}
-    for value, expected in (("flow", FLOW), ("what", (None, True))):
+    for value, expected in (("edm", EDM), ("what", (None, True))):
         path = write_shapes(tmp_path / f"{value}.safetensors", marked, {"modelspec.prediction_type": value})
         check(outcome_of(path), "modelspec.prediction_type", expected)
 
@@ -252,7 +254,7 @@ def test_a_plan_reports_what_a_training_would_ask_or_refuse(tmp_path: Path) -> N
     assert 'prediction_type = "something"' in asked.sentence and "base.prediction" in asked.remedy
     answered = request_of_job(job, (*on_base, "base.prediction=v", "base.zero_terminal_snr=false"), "8GB")
     assert not [e for e in answered.obstacles if e.code == "base.undecided"]
-    change_json(config, {"prediction_type": "flow_prediction"})
-    with pytest.raises(BaseModelError, match=FLOW) as refused:
+    change_json(config, {"prediction_type": "sample"})
+    with pytest.raises(BaseModelError, match=IMAGE) as refused:
         request_of_job(job, on_base, "8GB")
     assert "Choose" in refused.value.remedy

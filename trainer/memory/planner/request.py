@@ -358,7 +358,7 @@ def _hashes_of(base: BaseConfig, identity: BaseIdentity) -> tuple[str, str] | No
 
 def _assumed(family: Family, base: BaseConfig | None = None) -> _BaseFacts:
     configs = bundled_configs(family)
-    prediction: Prediction = "v" if base is not None and base.prediction == "v" else "epsilon"
+    prediction: Prediction = "epsilon" if base is None or base.prediction == "auto" else base.prediction
     return _BaseFacts(
         family=family,
         prediction=prediction,
