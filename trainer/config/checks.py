@@ -61,6 +61,10 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     at = "recipe."
     yield at + "clip_skip", recipe, family == "sdxl", "SDXL always uses the penultimate layer"
     yield at + "caption_padding", recipe, recipe.token_chunks == 75, "the max token length is 75 (token_chunks)"
+    for key in ("dropout", "rank_dropout", "module_dropout", "lora_plus_ratio"):
+        yield at + key, recipe, not recipe.has_low_rank, f'adapter = "{recipe.adapter}" has no low-rank product'
+    yield at + "max_weight_norm", recipe, not recipe.is_plain_lora, "it limits the norm of plain LoRAs"
+    yield at + "rank_stabilized", recipe, recipe.adapter == "oft", 'adapter = "oft" has no scale'
     yield at + "lokr_factor", recipe, recipe.adapter != "lokr", 'it is used only with adapter = "lokr"'
     yield at + "tlora_min_rank", recipe, recipe.adapter != "tlora", 'it is used only with adapter = "tlora"'
     for key in ("alpha", "conv_alpha"):

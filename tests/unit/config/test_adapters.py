@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.config.test_effectless import job
+from trainer.config.checks import without_effect
 from trainer.config.methods import ADAPTERS
 from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import choices
@@ -49,6 +50,14 @@ def test_settings_that_an_adapter_cannot_follow_are_refused(overrides: list[str]
 )
 def test_settings_that_it_can_follow_are_not(overrides: list[str]) -> None:
     job(*overrides)
+
+
+def test_the_form_disables_what_an_adapter_refuses() -> None:
+    refused = {"dropout", "rank_dropout", "module_dropout", "lora_plus_ratio", "max_weight_norm", "rank_stabilized"}
+    off = {key.removeprefix("recipe.") for key, _ in without_effect(job("recipe.adapter=oft"), "sdxl")}
+    assert refused | {"alpha", "lokr_factor", "tlora_min_rank"} <= off
+    off = {key.removeprefix("recipe.") for key, _ in without_effect(job("recipe.adapter=lora"), "sdxl")}
+    assert not off & (refused | {"alpha"})
 
 
 def test_the_planner_does_not_stream_a_base_that_dora_measures() -> None:
