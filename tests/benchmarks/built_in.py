@@ -19,11 +19,21 @@ GIGABYTES = (4, 6, 8, 10, 12, 16, 24, 32)
 # From other generations than the typical GPUs of their sizes: with other dtypes or library workspaces.
 OTHER_GENERATIONS = ("RTX 2080", "RTX 2080 Ti", "RTX 5060", "RTX 5070", "RTX 5080")
 SYSTEMS = ("Windows", "Linux")
+# Changes to SDXL's recipe of this name that are common and change every trace of a step.
+CHANGED_RECIPE = "style"
+COMMON_CHANGES: dict[str, tuple[str, ...]] = {
+    "all-layers": ('recipe.layers="all"',),
+    "text-encoder": ("recipe.text_encoder.learning_rate=5e-5",),
+}
 
 
-def built_in(family: Family, recipe: str, card: str, system: str) -> PlanRequest:
-    """Return the request for a recipe on a GPU as `--gpu` names it, without corrections from runs on this machine."""
-    question = request_without_job(family, preset_recipe(recipe, family), card, recipe)
+def built_in(family: Family, recipe: str, card: str, system: str, change: str | None = None) -> PlanRequest:
+    """Return the request for a recipe on a GPU as `--gpu` names it, without corrections from runs on this machine.
+
+    ``change`` names one of `COMMON_CHANGES`.
+    """
+    overrides = COMMON_CHANGES[change] if change else ()
+    question = request_without_job(family, preset_recipe(recipe, family), card, recipe, overrides=overrides)
     device_state = state_of_listed_gpu(find_gpu(card), system=system)
     return replace(question, device_state=replace(device_state, correction=Correction()))
 
@@ -36,3 +46,11 @@ def all_built_in() -> Iterator[PlanRequest]:
             for card in cards:
                 for system in SYSTEMS:
                     yield built_in(family, recipe, card, system)
+
+
+def changed_built_in(change: str) -> Iterator[PlanRequest]:
+    """Yield SDXL's changed recipe on GPUs with bf16."""
+    for card in (f"{size}GB" for size in GIGABYTES):
+        if find_gpu(card).bf16:
+            for system in SYSTEMS:
+                yield built_in("sdxl", CHANGED_RECIPE, card, system, change)

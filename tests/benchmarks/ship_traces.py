@@ -1,10 +1,11 @@
 """Make assets/traces: the traces and forecast results that plans for built-in recipes on typical GPUs use.
 
-    python -m tests.benchmarks.ship_traces [--missing | --outcomes]
+    python -m tests.benchmarks.ship_traces [--missing | --outcomes | --changes]
 
 Traces are made for GPUs of 4 to 32 GB. With --missing the shipped traces stay and those that plans need in addition are
 recorded: enough if the planner's choices have changed. With --outcomes only the runs are simulated again: some minutes,
-and enough if the allocator's rules or the order of a run have changed.
+and enough if the allocator's rules or the order of a run have changed. With --changes only the traces of common changes
+to a recipe are made, without forecast results: a quarter of an hour.
 
 Takes an hour of one core if nothing is cached; traces that exist, from here or from any plan, are taken from this
 user's cache, but every run is simulated again, which takes some minutes. Run it when
@@ -24,7 +25,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.built_in import FAMILIES, GIGABYTES, SYSTEMS, all_built_in, built_in
+from tests.benchmarks.built_in import (
+    CHANGED_RECIPE,
+    COMMON_CHANGES,
+    FAMILIES,
+    GIGABYTES,
+    SYSTEMS,
+    all_built_in,
+    built_in,
+    changed_built_in,
+)
 from tests.benchmarks.make_fits import RECIPE, preset_text
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
@@ -57,8 +67,8 @@ class NotedTraces(TraceLibrary):
 
     def __init__(self, store: TraceStore) -> None:
         super().__init__(store)
-        self.recipe = ""
-        """The name of the recipe that is being planned."""
+        self.origin: dict[str, str] = {}
+        """Names of the recipe that is being planned and of the change to it, if there is one."""
         self.notes = Notes()
 
     def steps(self, workload: Workload, bucket: Size, pictures: int) -> Steps[MemoryTrace]:
@@ -83,7 +93,7 @@ class NotedTraces(TraceLibrary):
 
     def _note(self, workload: Workload, part: TracePart, *more: object) -> None:
         request = TraceRequest(workload, part, more)
-        note = _note_of(request.workload, self.recipe, part=part, more=request.more)
+        note = _note_of(request.workload, **self.origin, part=part, more=request.more)
         self.notes.setdefault(request.key, note)
 
 
@@ -100,19 +110,19 @@ class NotedRuns(RunSimulator):
         key = super().key(schedule)
         overheads = asdict(self.device_state.overheads)
         self.notes.setdefault(
-            key, _note_of(schedule.workload, self.recipe, **{name: overheads[name] for name in SIZES})
+            key, _note_of(schedule.workload, recipe=self.recipe, **{name: overheads[name] for name in SIZES})
         )
         return key
 
 
-def _note_of(workload: Workload, recipe: str, **more: object) -> dict[str, Any]:
+def _note_of(workload: Workload, **facts: object) -> dict[str, Any]:
     fit = {name: getattr(workload.fit, name) for name in PLANNED}
-    return {"family": workload.family, "recipe": recipe, **more, "fit": fit}
+    return {"family": workload.family, **facts, "fit": fit}
 
 
 def noted_workload(note: Mapping[str, Any]) -> Workload:
     """Return the workload that a note of the index describes."""
-    workload = _question_of(note["family"], note["recipe"]).workload
+    workload = _question_of(note["family"], note["recipe"], note.get("change")).workload
     workload = replace(workload, fit=complete_fit(FitConfig.model_validate(note["fit"])))
     return workload.at_rank(note["rank"]) if "rank" in note else workload
 
@@ -124,8 +134,8 @@ def request_of(note: Mapping[str, Any]) -> TraceRequest:
 
 
 @cache
-def _question_of(family: Family, recipe: str) -> PlanRequest:
-    return built_in(family, recipe, f"{GIGABYTES[0]}GB", SYSTEMS[0])
+def _question_of(family: Family, recipe: str, change: str | None = None) -> PlanRequest:
+    return built_in(family, recipe, f"{GIGABYTES[0]}GB", SYSTEMS[0], change)
 
 
 def noted_key(note: Mapping[str, Any]) -> str:
@@ -151,19 +161,34 @@ def _asked_for(store: TraceStore, questions: Iterable[PlanRequest]) -> tuple[Not
     """Return notes of all traces and all runs that plans for these requests and the fit presets use, by key."""
     traces, runs = NotedTraces(store), Notes()
     for question in questions:
-        began, known = time.perf_counter(), len(traces.traced)
-        traces.recipe = question.name
-        noted = NotedRuns(question, runs)
-        plan(question.workload, question.written, question.device_state, traces, question.counts, runs=noted)
-        took, traced = time.perf_counter() - began, len(traces.traced) - known
-        card = question.device_state.gpu.name
-        sys.stdout.write(f"{question.workload.family} {question.name}, {card}: {took:.1f} s, {traced} traced\n")
-        sys.stdout.flush()
-    traces.recipe = RECIPE
+        traces.origin = {"recipe": question.name}
+        _plan(question, traces, NotedRuns(question, runs))
+    traces.origin = {"recipe": RECIPE}
     for family in FAMILIES:
         for gigabytes in GIGABYTES:
             preset_text(family, gigabytes, traces)
     return traces.notes, runs
+
+
+def _plan(question: PlanRequest, traces: NotedTraces, runs: RunSimulator) -> None:
+    """Note what a plan asks for, and print how long it took."""
+    began, known = time.perf_counter(), len(traces.traced)
+    plan(question.workload, question.written, question.device_state, traces, question.counts, runs=runs)
+    took, traced = time.perf_counter() - began, len(traces.traced) - known
+    name = ", ".join((question.workload.family, *traces.origin.values(), question.device_state.gpu.name))
+    sys.stdout.write(f"{name}: {took:.1f} s, {traced} traced\n")
+    sys.stdout.flush()
+
+
+def _asked_for_changes(store: TraceStore) -> Notes:
+    """Return notes of the traces that plans for common changes to a recipe use, by key."""
+    traces = NotedTraces(store)
+    for change in COMMON_CHANGES:
+        traces.origin = {"recipe": CHANGED_RECIPE, "change": change}
+        for question in changed_built_in(change):
+            _plan(question, traces, RunSimulator(question.device_state))
+    # Where nothing fits, plans also ask for smaller recipes, which the notes do not describe.
+    return {key: note for key, note in traces.notes.items() if noted_key(note) == key}
 
 
 def _of_others(notes: Notes) -> Notes:
@@ -199,7 +224,7 @@ def of_sweeps() -> Notes:
         workload = replace(_question_of(family, RECIPE).workload, fit=fit)
         for request in (each for count in COUNTS for each in requests(workload, count)):
             rank = request.workload.recipe.rank
-            found[request.key] = _note_of(request.workload, RECIPE, part="micro", more=request.more, rank=rank)
+            found[request.key] = _note_of(request.workload, recipe=RECIPE, part="micro", more=request.more, rank=rank)
     return found
 
 
@@ -231,24 +256,52 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
     others = {key: note for key, note in others.items() if key not in notes}
     _make(store, others)
     notes |= others
+    _write_archives(store, folder, notes)
+    notes |= ship_changes(store, folder, notes)
+    names = {archive_name(note) for note in notes.values()}
+    for path in folder.rglob(f"*{SUFFIX}"):
+        if path.relative_to(folder).as_posix() not in names:
+            path.unlink()
+    write_index(folder, notes, runs)
+
+
+def ship_changes(store: TraceStore, folder: Path, notes: Notes) -> Notes:
+    """Write the traces of common changes into ``folder``; return their notes, without those that ship anyway.
+
+    Sources for other ranks and shapes ship only for unquantized bases with all blocks checkpointed or none: the others
+    would take twice the space, and are only needed for alternatives to a plan.
+    """
+    with tempfile.TemporaryDirectory() as played:  # runs whose results are known would ask for nothing
+        store.outcomes, store.shipped_outcomes = Path(played), None
+        asked = _asked_for_changes(store)
+    asked |= _of_others({key: note for key, note in asked.items() if _is_plain(note)})
+    asked = {key: note for key, note in asked.items() if key not in notes}
+    _make(store, asked)
+    _write_archives(store, folder, asked)
+    return asked
+
+
+def _is_plain(note: Mapping[str, Any]) -> bool:
+    whole = note["part"] != "micro" or note["fit"]["gradient_checkpointing"] in ("none", "full")
+    return whole and note["fit"]["quantize"] == "none"
+
+
+def _write_archives(store: TraceStore, folder: Path, notes: Notes) -> None:
     archives: dict[str, dict[str, Sequence[MemoryTrace]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         entry = store.load(key)
         assert entry is not None  # it was requested just now
         archives.setdefault(archive_name(note), {})[key] = entry
-    for path in folder.rglob(f"*{SUFFIX}"):
-        if path.relative_to(folder).as_posix() not in archives:
-            path.unlink()
     (folder / SOURCES_FOLDER).mkdir(exist_ok=True)
     for name, entries in archives.items():
         write_archive(folder / name, entries)
-    write_index(folder, notes, runs)
 
 
 def archive_name(note: Mapping[str, Any]) -> str:
     """Return the file of an entry: together with those that one plan uses, and that are similar."""
-    name = f"{note['family']}-{note['recipe']}-{note['fit']['quantize'] or 'none'}{SUFFIX}"
-    return f"{SOURCES_FOLDER}/{name}" if "rank" in note else name
+    origin = [note[name] for name in ("family", "recipe", "change") if name in note]
+    name = "-".join((*origin, note["fit"]["quantize"] or "none")) + SUFFIX
+    return f"{SOURCES_FOLDER}/{name}" if "rank" in note or "change" in note else name
 
 
 def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:
@@ -281,6 +334,11 @@ def main() -> int:
     if "--outcomes" in sys.argv[1:]:
         _, runs = ship_outcomes(TraceStore(user, folder), folder, all_built_in())
         write_index(folder, read_index(folder)["entries"], runs)
+    elif "--changes" in sys.argv[1:]:
+        index = read_index(folder)
+        notes = {key: note for key, note in index["entries"].items() if "change" not in note}
+        notes |= ship_changes(TraceStore(user, folder), folder, notes)
+        write_index(folder, notes, index["outcomes"])
     else:
         shipped = folder if "--missing" in sys.argv[1:] else None
         ship(TraceStore(user, shipped), folder, all_built_in())
