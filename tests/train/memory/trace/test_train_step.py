@@ -66,12 +66,23 @@ SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sd15", 1, {"layers": "all", "max_weight_norm": 1e-6, "lora_plus_ratio": 16.0}, {}),
     ("sdxl", 1, {"blocks": [{"match": "*.to_q", "rank": 3}, {"match": "unet.mid_block.*", "rate_factor": 0.0}]}, {}),
     ("sdxl", 3, {"max_grad_norm": 0.0}, {"gradient_checkpointing": ["up_blocks.0"]}),
-    ("sd15", 2, {"adapter": "tlora", "layers": "all", "tlora_min_rank": 3}, {}),
-    ("sd15", 2, {"adapter": "dora", "layers": "all", **TEXT}, {}),
-    ("sdxl", 1, {"adapter": "loha", "layers": "all"}, {"gradient_checkpointing": ["mid_block"]}),
+]
+# Other adapters and steps of two forwards.
+MORE_SETTINGS = [
     ("sdxl", 2, {"adapter": "lokr", "layers": "all", "rank": 2, "lokr_factor": 4}, {}),
-    ("sd15", 2, {"adapter": "dora"}, {"quantize": "int8"}),
     ("sd15", 2, {"objective": {"prior_prediction": True}, **TEXT}, {}),
+    *(
+        pytest.param(*setting, marks=pytest.mark.slow)
+        for setting in cast(
+            list[Any],
+            [
+                ("sd15", 2, {"adapter": "tlora", "layers": "all", "tlora_min_rank": 3}, {}),
+                ("sd15", 2, {"adapter": "dora", "layers": "all", **TEXT}, {}),
+                ("sdxl", 1, {"adapter": "loha", "layers": "all"}, {"gradient_checkpointing": ["mid_block"]}),
+                ("sd15", 2, {"adapter": "dora"}, {"quantize": "int8"}),
+            ],
+        )
+    ),
 ]
 ARGUMENTS = {"adafactor": {"scale_parameter": True, "relative_step": True, "beta1": 0.9, "weight_decay": 0.1}}
 
@@ -93,7 +104,7 @@ def both(subject: Workload, pictures: int) -> Iterator[tuple[list[int], list[int
 
 
 @pytest.mark.usefixtures("plain_kernels")
-@pytest.mark.parametrize(("family", "pictures", "recipe", "fit"), SETTINGS)
+@pytest.mark.parametrize(("family", "pictures", "recipe", "fit"), [*SETTINGS, *MORE_SETTINGS])
 def test_every_allocation_of_real_steps_is_traced_in_its_order(
     family: Family, pictures: int, recipe: Options, fit: Options
 ) -> None:
