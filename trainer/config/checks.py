@@ -98,6 +98,8 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", 'dataset.masks is "none"'
     fixed_tags = not (captions.shuffle or captions.tag_dropout)
     yield at + "captions.keep_tokens", captions, fixed_tags, "tags are neither shuffled nor dropped"
+    same = captions.secondary_separator == captions.separator
+    yield at + "captions.secondary_separator", captions, same, "it is the tag separator (captions.separator)"
     yield (
         at + "schedule.end",
         schedule,

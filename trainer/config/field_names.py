@@ -86,6 +86,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.captions.shuffle": ("shuffle_caption", "enable_tag_shuffling", "shuffle_tags"),
     "recipe.captions.keep_tokens": ("keep_tags_count", "keep_tags"),
     "recipe.captions.keep_separator": ("keep_tokens_separator",),
+    "recipe.captions.secondary_separator": (),
     "recipe.captions.dropout": ("caption_dropout_rate", "proportion_empty_prompts", "caption_dropout"),
     "recipe.captions.tag_dropout": ("caption_tag_dropout_rate", "tag_dropout_probability"),
     "recipe.captions.wildcards": ("enable_wildcard",),

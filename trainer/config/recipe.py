@@ -17,7 +17,7 @@ LENGTH_KEYS = ("steps", "epochs", "images_seen")
 
 
 class CaptionConfig(Section):
-    """Caption processing, in this order: prefix and suffix, dropout, wildcards, then keep, shuffle and drop tags."""
+    """Caption processing: prefix and suffix, dropout, wildcards, kept, shuffled and dropped tags, other separators."""
 
     prefix: str = Field(default="", title="Caption prefix")
     """Text added before every caption (kohya: caption_prefix)."""
@@ -37,6 +37,8 @@ class CaptionConfig(Section):
     """Probability of dropping each tag that is not kept (kohya: caption_tag_dropout_rate)."""
     wildcards: bool = False
     """Replace {a|b|c} in a caption with one of the options each time an image is used (kohya: enable_wildcard)."""
+    secondary_separator: str | None = None
+    """Keeps tags together while shuffling, then becomes the tag separator (kohya: secondary_separator); empty: none."""
 
 
 class ObjectiveConfig(Section):

@@ -41,6 +41,7 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "caption_separator": str,
     "keep_tokens": int,
     "keep_tokens_separator": str,
+    "secondary_separator": str,
     "enable_wildcard": bool,
     "caption_prefix": lambda value: value or "",
     "caption_suffix": lambda value: value or "",

@@ -32,9 +32,9 @@ def compose_caption(
     """Return the caption of one sample, as a pure function of the arguments and the caption stream's state.
 
     The order is kohya's (sd-scripts `process_caption`): choose an alternative (or the class words), put the trigger
-    word in front unless the text contains it, add prefix and suffix, apply caption dropout and wildcards, then keep,
-    shuffle and drop tags. An added trigger word is always a kept tag, regardless of `keep_tokens`, and a tag that
-    contains the trigger word is never dropped.
+    word in front unless the text contains it, add prefix and suffix, apply caption dropout and wildcards, keep,
+    shuffle and drop tags, then replace the secondary separator. An added trigger word is always a kept tag, regardless
+    of `keep_tokens`, and a tag that contains the trigger word is never dropped.
     """
     text = captions[int(stream.integers(len(captions)))] if len(captions) > 1 else "".join(captions)
     text = text.strip() or class_words
@@ -47,7 +47,8 @@ def compose_caption(
     if config.wildcards:
         text = choose_wildcards(text, stream)
     keep = max(config.keep_tokens, len(_tags(start, config)) if head else 0)
-    return _arrange(text, keep, trigger, config, stream)
+    text = _arrange(text, keep, trigger, config, stream)
+    return text.replace(config.secondary_separator, config.separator) if config.secondary_separator else text
 
 
 def without_randomness(config: CaptionConfig) -> CaptionConfig:

@@ -77,6 +77,7 @@ WITHOUT_EFFECT = {
     "multires": ("sd15", ["recipe.objective.multires_iterations=3"], "recipe.objective.multires_iterations"),
     "masks": ("sd15", ["recipe.objective.unmasked_weight=0.5"], "recipe.objective.unmasked_weight"),
     "keep tokens": ("sd15", ["recipe.captions.keep_tokens=1"], "recipe.captions.keep_tokens"),
+    "secondary separator": ("sd15", ["recipe.captions.secondary_separator=','"], "recipe.captions.secondary_separator"),
     "end of constant": ("sd15", ["recipe.schedule.end=0.1"], "recipe.schedule.end"),
     "cycles of a cosine": (
         "sd15",

@@ -39,6 +39,7 @@ def resolved(made: Job, *, family: Any = "sd15", machine: Machine = CPU, samples
 # What may stay absent in a frozen job: it means "off", "all", or "from the dataset's files".
 MEANS_SOMETHING_ABSENT = {
     "recipe.blocks",
+    "recipe.captions.secondary_separator",
     "recipe.lora_plus_ratio",
     "recipe.lokr_factor",
     "recipe.max_weight_norm",

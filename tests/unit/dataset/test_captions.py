@@ -102,6 +102,17 @@ def test_the_marks_keep_what_stands_before_the_first_and_after_the_second() -> N
     assert compose("a, b", keep_separator="|||") == "a, b"
 
 
+def test_a_secondary_separator_keeps_tags_together_and_becomes_a_tag_separator() -> None:
+    """As in sd-scripts `process_caption`, the last replacement inserts the separator without a space."""
+    orders = {"a,b, c, d", "a,b, d, c", "c, a,b, d", "d, a,b, c", "c, d, a,b", "d, c, a,b"}
+    assert set(many("a;;;b, c, d", secondary_separator=";;;", shuffle=True)) == orders
+    dropped = set(many("a;;;b, c", secondary_separator=";;;", tag_dropout=0.5))
+    assert dropped == {"a,b, c", "a,b", "c", ""}
+    kept = set(many("a;;;b, c, d", secondary_separator=";;;", keep_tokens=1, shuffle=True))
+    assert kept == {"a,b, c, d", "a,b, d, c"}
+    assert compose("a;;;b|c", secondary_separator=";;;", separator="|") == "a|b|c"
+
+
 def test_a_trigger_put_first_is_never_shuffled_or_dropped() -> None:
     texts = many("a, b, c", trigger="zwx", shuffle=True, tag_dropout=0.9)
     assert all(text.startswith("zwx") for text in texts)

@@ -30,6 +30,7 @@ max_bucket_reso = 1536
   num_repeats = 5
   class_tokens = "sks dog"
   caption_prefix = "photo of"
+  secondary_separator = ";;;"
   color_aug = true
   flip_aug = false
 
@@ -90,6 +91,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
         "recipe.captions.shuffle": True,
         "recipe.captions.keep_tokens": 2,
         "recipe.captions.prefix": "photo of",
+        "recipe.captions.secondary_separator": ";;;",
     }
     assert len(imported.notes) == 2
     assert "color_aug" in imported.notes[0]

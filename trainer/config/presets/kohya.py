@@ -136,6 +136,7 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
         ("caption_prefix", "prefix"),
         ("caption_suffix", "suffix"),
         ("keep_tokens_separator", "keep_separator"),
+        ("secondary_separator", "secondary_separator"),
     ):
         text = subset.get(key)
         mapped.set(f"captions.{target}", text if isinstance(text, str) and text else None)

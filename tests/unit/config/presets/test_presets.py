@@ -40,7 +40,8 @@ def presets(draw: st.DrawFn) -> Preset:
     recipe["captions"] |= {
         key: draw(text) for key in ("prefix", "suffix", "keep_separator") if key in recipe["captions"]
     }
-    recipe["captions"].pop("separator", None)
+    for key in ("separator", "secondary_separator"):
+        recipe["captions"].pop(key, None)
     data = {
         "schema": 2,
         "name": draw(st.sampled_from(["soft gouache", "日本語", "a.b", "Größe 1"])),
