@@ -174,7 +174,7 @@ def hostile_header(place: Place) -> list[str]:
 def base_with_flow_matching(place: Place) -> Path:
     """Write an SD 1.5 folder with the scheduler config of a flow matching trainer."""
     folder = tiny_base("sd15", place.folder, form="folder")
-    config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
+    config = {"_class_name": "FlowMatchHeunDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 

@@ -51,14 +51,16 @@ def _continued_changes(path: Path, lora: LoraWeights, adapter: Adapter) -> dict[
             continue  # changes nothing, or _refuse_losses would have raised an error
         wanted = adapter.changes.get(slot)
         kind = layer.kind if isinstance(layer, LycorisWeights) else "lora"
-        if not isinstance(layer, LycorisWeights) or wanted is None or kind != wanted.only.kind:
+        trained = wanted.only.kind if wanted else "lora"
+        if kind != trained:
             raise LoraFileError(
                 "lora.kind",
                 f"Could not continue from {path.name}: it contains {ADAPTERS[kind].title} at {slot.kohya}, "
-                f"but the recipe trains {ADAPTERS[wanted.only.kind if wanted else 'lora'].title}.",
+                f"but the recipe trains {ADAPTERS[trained].title}.",
                 f'Set recipe.adapter = "{kind}".',
             )
-        weights |= _fitted(path, slot, layer, adapter)
+        if isinstance(layer, LycorisWeights):
+            weights |= _fitted(path, slot, layer, adapter)
     return weights
 
 

@@ -47,6 +47,8 @@ _KINDS: tuple[tuple[AdapterKind, set[str]], ...] = (
     ("lokr", {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}),
     ("oft", {"oft_blocks"}),
 )
+# Numbers of dimensions that each of them may have: matrices may be written as 1x1 kernels, magnitudes as vectors.
+_DIMENSIONS = {"oft_blocks": (3,), "dora_scale": (1, 2, 4)} | dict.fromkeys(("lora_down", "lora_up", "lokr_w2"), (2, 4))
 _LARGEST_ALPHA = 1e9
 _FORMATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
 # Width of the text embedding that the UNet's cross-attention reads; it identifies the family.
@@ -208,6 +210,10 @@ def _read_layer(
     if alpha is not None and alpha.numel() != 1:
         raise _broken(path, f"has an alpha that is not a single number: {keys['alpha']}")
     weights = {f"lora_{role}" if role in ("down", "up") else role: tensor for role, tensor in tensors.items()}
+    for role, tensor in weights.items():
+        if tensor.ndim not in _DIMENSIONS.get(role, (2,)) or not tensor.numel():
+            shape = _shape(tensor.shape) or "none"
+            raise _broken(path, f"has a tensor of an impossible shape: {shape} in {slot.kohya}.{role}")
     if "lokr_w1_a" in weights and "lokr_w1_b" in weights:
         weights = _with_whole_w1(path, keys, weights, alpha)
     kind = next((kind for kind, roles in _KINDS if weights.keys() == roles), None)
@@ -226,7 +232,7 @@ def _with_whole_w1(
 ) -> dict[str, Tensor]:
     """Return LoKr weights with the two factors of w1 multiplied, and with the scale in w1 if w2 has no factors."""
     a, b = weights["lokr_w1_a"], weights["lokr_w1_b"]
-    if not (a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]):
+    if a.shape[1] != b.shape[0]:
         raise _broken(path, f"has matrices whose shapes do not match at {keys['lokr_w1_a']}")
     scale = 1.0 if alpha is None or "lokr_w2" not in weights else float(alpha) / len(b)
     others = {role: tensor for role, tensor in weights.items() if not role.startswith("lokr_w1")}

@@ -230,17 +230,16 @@ class Engine:
         The batch's copy on the device is freed before this returns. ``loss_scale`` is the current scale as a tensor for
         CUDA graphs, which have to read it from device memory.
         """
-        loss = self._run_step(micro, self.loss_scale if loss_scale is None else loss_scale)
+        objective, scale = self.job.recipe.objective, self.loss_scale if loss_scale is None else loss_scale
+        models, schedule = self.models, self.noise_schedule
+        if self.compiled is None:  # no other reference to the device copy: memory traces have it freed within the step
+            loss = training_step(models, schedule, objective, micro.to(self.device), scale)
+        else:
+            step = partial(training_step, models, schedule, objective, micro.to(self.device), scale)
+            loss = self.compiled.step(self, step)
         if self.adapter.rank_mask:
             self.adapter.rank_mask.forget()
         return loss
-
-    def _run_step(self, micro: MicroBatch, scale: float | Tensor) -> Tensor:
-        objective, models, schedule = self.job.recipe.objective, self.models, self.noise_schedule
-        if self.compiled is None:  # no other reference to the device copy: memory traces have it freed within the step
-            return training_step(models, schedule, objective, micro.to(self.device), scale)
-        step = partial(training_step, models, schedule, objective, micro.to(self.device), scale)
-        return self.compiled.step(self, step)
 
     def seed_dropout(self, micro_batch: int) -> None:
         """Seed the device's generator, which only dropout uses, from (seed, step, micro-batch).

@@ -32,7 +32,9 @@ from trainer.errors import LoraFileError
 logging.getLogger("LyCORIS").setLevel(logging.ERROR)  # it logs a line per large rank
 
 KINDS = list(CHANGES)
-FAMILIES: list[Family] = ["sd15", "sdxl"]
+FAMILIES: list[Any] = ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)]
+# For tests of whole files: one kind is quick, --all adds the others.
+SOME_KINDS = [kind if kind in ("dora", "lokr") else pytest.param(kind, marks=pytest.mark.slow) for kind in CHANGES]
 LAYERS = {
     "linear": lambda: nn.Linear(24, 40),
     "without bias": lambda: nn.Linear(40, 24, bias=False),
@@ -303,7 +305,7 @@ def test_files_give_lycoris_and_us_the_prediction_of_the_training(kind: str, fam
     assert torch.equal(ours.predict(), plain)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_strength_scales_the_change_and_files_add_up(kind: str, tmp_path: Path) -> None:
     _, adapter, weights = trained(kind, "sd15")
     file = read_lora(saved(tmp_path, adapter, weights), "sd15", adapter.table)
@@ -405,6 +407,10 @@ def test_files_of_another_kind_or_rank_are_not_continued(
         ({"hada_w1_a": (4, 2), "hada_w1_b": (2, 4)}, "contains only a part of a layer"),
         ({"oft_blocks": (2, 3, 3), "alpha": ()}, "limits its rotations"),
         ({"lokr_w1_a": (2, 2), "lokr_w1_b": (3, 2), "lokr_w2": (2, 2)}, "shapes do not match"),
+        ({"lokr_w1": (0, 2), "lokr_w2": (2, 2)}, "impossible shape: 0×2"),
+        ({"lokr_w1": (4,), "lokr_w2": (2, 2)}, "impossible shape: 4 in"),
+        ({"oft_blocks": (2, 3)}, "impossible shape: 2×3"),
+        ({"hada_w1_a": (), "hada_w1_b": (2, 4), "hada_w2_a": (4, 2), "hada_w2_b": (2, 4)}, "impossible shape: none"),
     ],
 )
 def test_broken_files_are_refused(keys: dict[str, tuple[int, ...]], sentence: str, tmp_path: Path) -> None:
@@ -415,7 +421,7 @@ def test_broken_files_are_refused(keys: dict[str, tuple[int, ...]], sentence: st
         read_lora(tmp_path / "a.safetensors", "sd15", adapter.table)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_files_for_another_size_of_base_are_refused(kind: str, tmp_path: Path) -> None:
     _, adapter, weights = trained(kind, "sd15")
     path = saved(tmp_path, adapter, weights)
@@ -432,7 +438,7 @@ def test_files_for_another_size_of_base_are_refused(kind: str, tmp_path: Path) -
     assert torch.equal(drawn.predict(), before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_a_plain_copy_is_as_near_as_its_error_says(kind: str, tmp_path: Path) -> None:
     """The tiny layers have fewer than 64 ranks, so that the copy of everything is exact up to what is negligible."""
     models, adapter, weights = trained(kind, "sd15")

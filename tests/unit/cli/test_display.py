@@ -207,7 +207,7 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
         (events.Validation(1200, 0.25, True, {}), "Step 1,200: loss 0.2500 with fixed noise on validation images."),
         (
             events.Validation(5, None, False, {}),
-            "Step 5: loss not finite with fixed noise on training images (no images held out, so no best step).",
+            "Step 5: loss not finite with fixed noise on training images (no images held out).",
         ),
         (events.Preview(5, 0, "a.png", 1.26), "Step 5: rendered a.png in 1.3 s."),
         (events.Saved(5, "a.safetensors", ""), "Step 5: wrote a.safetensors."),

@@ -113,6 +113,8 @@ def least_weights(workload: Workload) -> int:
     blocks = recipe.blocks or ()
     if not recipe.learning_rate or any(block.rate_factor == 0 for block in blocks):
         return 0  # blocks may leave out any layers
+    if recipe.adapter in ("lokr", "oft"):
+        return 0  # may have far fewer parameters than a LoRA of the same rank
     ranks = [block.rank for block in blocks if block.rank]
     return sum(counts[kind] * min([_rank(recipe, kind), *ranks]) for kind in _kinds(recipe))
 

@@ -15,8 +15,9 @@ from itertools import product
 
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
-from trainer.config.methods import MasterWeight
+from trainer.config.methods import ADAPTERS, MasterWeight
 from trainer.config.optimizer import AdamW8bitConfig, AdamWConfig, Lion8bitConfig, LionConfig, OptimizerConfig
+from trainer.errors import JobError
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.forecast import Simulation
@@ -70,9 +71,17 @@ def sweep(
     """Return the configurations that fill a GPU best; keys of the fit that the user has ``written`` do not change.
 
     No trace is recorded after ``deadline``; what needs one is left out. ``check`` is called often and may raise to
-    cancel. Raises JobError if none of the GPU's memory can be used.
+    cancel. Raises JobError if none of the GPU's memory can be used, and for adapters whose size does not rise evenly
+    with the rank, because most ranks are interpolated.
     """
     device_state.require_budget()
+    if workload.recipe.adapter in ("lokr", "oft"):
+        kind = ADAPTERS[workload.recipe.adapter].title
+        raise JobError(
+            "plan.sweep",
+            f"Could not compare configurations: the size of {kind} does not rise evenly with the rank.",
+            "Plan one rank at a time, without --sweep.",
+        )
     began = time.monotonic()
     search = _Sweep(workload, written, device_state, traces, deadline, check)
     fitting = [point for method in search.methods for point in search.points_of(method)]

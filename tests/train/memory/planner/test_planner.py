@@ -81,7 +81,7 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
 
 
 @pytest.mark.timeout(900)  # so many searches, each done twice
-@pytest.mark.parametrize("cases", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exhaustive], traces: TraceLibrary) -> None:
     chance = random.Random(7)
     found = {
@@ -381,7 +381,9 @@ def micro_key(subject: Workload, fit: FitConfig) -> str:
     return replace(subject, fit=fit).key("micro", subject.buckets[0].size, fit.micro_batch or 1)
 
 
-@pytest.mark.parametrize("known", ["fits", "does not fit", "none"])
+@pytest.mark.parametrize(
+    "known", ["fits", *(pytest.param(name, marks=pytest.mark.slow) for name in ("does not fit", "none"))]
+)
 def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: TraceLibrary, tmp_path: Path, known: str) -> None:
     """What was picked before, or one that saves most; the pick is that of a search without that."""
     subject = small_workload(effective_batch=4)

@@ -207,6 +207,14 @@ def test_a_full_gpu_is_an_error(traces: TraceLibrary) -> None:
         sweep(request.workload, KNOWN, replace(request.device_state, free_bytes=0), traces, Deadline(0))
 
 
+@pytest.mark.parametrize("adapter", ["lokr", "oft"])
+def test_adapters_whose_size_does_not_rise_evenly_with_the_rank_are_refused(traces: TraceLibrary, adapter: str) -> None:
+    request = asked()
+    other = replace(request.workload, recipe=request.workload.recipe.replaced(adapter=adapter))
+    with pytest.raises(JobError, match="does not rise evenly with the rank"):
+        sweep(other, KNOWN, request.device_state, traces, Deadline(0))
+
+
 def _beats(one: SweepPoint, other: SweepPoint) -> bool:
     """Return whether one is at least as good in every respect, and clearly better in one."""
     respects = [

@@ -139,7 +139,7 @@ def elsewhere(wish: TraceRequest) -> TraceRequest:
     return replace(wish, workload=wish.workload.at_rank(RANK), more=more)
 
 
-@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+@pytest.mark.parametrize("family", ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
     entries: Notes, shipped: TraceLibrary, tmp_path: Path, family: str
 ) -> None:

@@ -67,6 +67,11 @@ SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sdxl", 1, {"blocks": [{"match": "*.to_q", "rank": 3}, {"match": "unet.mid_block.*", "rate_factor": 0.0}]}, {}),
     ("sdxl", 3, {"max_grad_norm": 0.0}, {"gradient_checkpointing": ["up_blocks.0"]}),
 ]
+# One of both families, with masks, text encoders and an int8 base; --all adds the others.
+QUICK_SETTINGS = [
+    setting if place in (2, 3, 6) else pytest.param(*setting, marks=pytest.mark.slow)
+    for place, setting in enumerate(cast(list[Any], SETTINGS))
+]
 # Other adapters and steps of two forwards.
 MORE_SETTINGS = [
     ("sdxl", 2, {"adapter": "lokr", "layers": "all", "rank": 2, "lokr_factor": 4}, {}),
@@ -104,7 +109,7 @@ def both(subject: Workload, pictures: int) -> Iterator[tuple[list[int], list[int
 
 
 @pytest.mark.usefixtures("plain_kernels")
-@pytest.mark.parametrize(("family", "pictures", "recipe", "fit"), [*SETTINGS, *MORE_SETTINGS])
+@pytest.mark.parametrize(("family", "pictures", "recipe", "fit"), [*QUICK_SETTINGS, *MORE_SETTINGS])
 def test_every_allocation_of_real_steps_is_traced_in_its_order(
     family: Family, pictures: int, recipe: Options, fit: Options
 ) -> None:
@@ -125,6 +130,7 @@ def test_every_allocation_in_bf16_but_for_statistics() -> None:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_kernels")
 def test_the_peak_with_rotations() -> None:
     """The CPU inverts matrices in other memory than CUDA does, in small tensors."""
@@ -436,7 +442,9 @@ def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> 
     assert_alike(micro_tapes(optimizer), micro_tapes(plain))
 
 
-@pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
+@pytest.mark.parametrize(
+    "quantize", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "int8_products")), "nf4"]
+)
 def test_models_that_were_traced_before_give_the_same_tapes(quantize: str) -> None:
     subject = tiny_workload("sd15", ENCODER, {"dtype": "bf16", "quantize": quantize})
     checkpointed = replace(subject, fit=subject.fit.replaced(gradient_checkpointing="full"))

@@ -107,7 +107,7 @@ def undisturbed(shared: Path) -> Callable[[int], Path]:
     return lora
 
 
-@pytest.mark.parametrize("family", [pytest.param("sd15", marks=pytest.mark.slow), "sdxl"])
+@pytest.mark.parametrize("family", ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_either_form_of_a_base_gives_the_same_lora(shared: Path, tmp_path: Path, family: str) -> None:
     loras = []
     for form in ("folder", "single"):
@@ -196,7 +196,9 @@ def kill_at(step: int) -> Callable[[events.Event], None]:
     return act
 
 
-@pytest.mark.parametrize("name", LOW_PRECISION)
+@pytest.mark.parametrize(
+    "name", [name if "bf16" in name else pytest.param(name, marks=pytest.mark.slow) for name in LOW_PRECISION]
+)
 def test_low_precision_killed_after_a_checkpoint_resumes_exactly(shared: Path, tmp_path: Path, name: str) -> None:
     """With our own LoRA layers, pictures put together ahead and, where the optimizer is AdamW, the fused one."""
     base = tiny_base("sdxl" if "encoders" in name else "sd15", shared / "bases", depth=1)
