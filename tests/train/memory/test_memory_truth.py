@@ -40,6 +40,7 @@ def test_there_are_sixty_configurations_that_all_differ() -> None:
     assert {subject.fit.quantize for subject in subjects} == {"none", "int8", "nf4"}
 
 
+@pytest.mark.slow
 def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_path: Path) -> None:
     """Against PyTorch's CPU allocator."""
     job = next(job for job in truth_jobs() if job.name == "sd15 r16 full b4")

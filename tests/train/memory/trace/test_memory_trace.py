@@ -56,6 +56,7 @@ def operations(tape: MemoryTrace) -> int:
     return sum(work.count for work in tape.work if work.stage in ("forward", "backward", "recompute"))
 
 
+@pytest.mark.slow
 def test_sdxl_at_1024_without_checkpointing() -> None:
     """A micro-step of one picture; elsewhere PEFT was counted at 10.4 k operations and 6.29 GiB, of which we keep 60 %.
 

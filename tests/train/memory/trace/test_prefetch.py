@@ -92,6 +92,7 @@ def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
     assert calls == ["tracing"]
 
 
+@pytest.mark.slow
 def test_its_tapes_are_those_that_are_traced_here(aside: TracePrefetcher, store: TraceStore, tmp_path: Path) -> None:
     """Also after a wish that cannot be fulfilled, which leaves nothing."""
     impossible, wish = steps_of(3, bucket=(7, 7)), steps_of(3)
