@@ -21,6 +21,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from trainer.adapter.layers import LayerSettings
+from trainer.adapter.names import RANKED_ROLES
 from trainer.base.quantized import FrozenInt8Linear, FrozenNF4Linear
 from trainer.config.recipe import AdapterKind, RecipeConfig
 
@@ -50,8 +51,6 @@ class Change(nn.Module):
     kind: ClassVar[AdapterKind]
     zero: ClassVar[tuple[str, ...]]
     """Parameters that start at zero, so that a new adapter has no effect."""
-    needs_base: ClassVar[bool] = False
-    """Whether the change depends on the base weight."""
 
     def __init__(self, frozen: Frozen, shapes: Shapes, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -95,7 +94,6 @@ class Dora(Change):
 
     kind = "dora"
     zero = ("lora_up",)
-    needs_base = True
     lora_down: nn.Parameter
     lora_up: nn.Parameter
     dora_scale: nn.Parameter
@@ -294,7 +292,6 @@ class Oft(Change):
 
     kind = "oft"
     zero = ("oft_blocks",)
-    needs_base = True
     oft_blocks: nn.Parameter
 
     @classmethod
@@ -351,8 +348,8 @@ def make_change(recipe: RecipeConfig, frozen: Frozen, settings: LayerSettings, d
 
 def scale_of(shapes: Shapes, alpha: float) -> float:
     """Return the scale, alpha / rank, of parameters of these shapes; 1 for rotations and for LoKr of full rank."""
-    ranked = next((shapes[role] for role in ("lora_down", "hada_w1_b", "lokr_w2_b") if role in shapes), None)
-    return 1.0 if ranked is None else alpha / ranked[0]
+    ranks = [shapes[role][0] for role in RANKED_ROLES if role in shapes]
+    return alpha / ranks[0] if ranks else 1.0
 
 
 class LycorisLayer(nn.Module):

@@ -14,6 +14,8 @@ Kind = Literal["attention", "linear", "conv"]
 # The projections of a CLIP layer, which A1111 and diffusers accept only together.
 TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 
+RANKED_ROLES = ("lora_down", "hada_w1_b", "lokr_w2_b")
+"""Tensors of adapters whose first dimension is the rank; each kind has at most one of them."""
 _KOHYA_PREFIX: dict[tuple[Family, Part], str] = {
     ("sd15", "unet"): "lora_unet",
     ("sd15", "text_encoder"): "lora_te",

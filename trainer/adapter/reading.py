@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from trainer.adapter.names import Slot, aliases
+from trainer.adapter.names import RANKED_ROLES, Slot, aliases
 from trainer.config.base import Family
 from trainer.config.recipe import AdapterKind
 from trainer.errors import LoraFileError
@@ -221,10 +221,10 @@ def _read_layer(
         raise _broken(path, f"contains only a part of a layer: {next(iter(keys.values()))} is not complete")
     if kind == "oft" and alpha is not None and alpha.item() != 0:
         raise _broken(path, f"limits its rotations, which is not supported ({keys['alpha']} is not 0)")
-    rank = next((weights[role].shape[0] for role in ("lora_down", "hada_w1_b", "lokr_w2_b") if role in weights), 1)
-    if alpha is None:
-        return LycorisWeights(kind, weights, alpha_of(slot, rank, dora=kind == "dora"))
-    return LycorisWeights(kind, weights, float(alpha))
+    if alpha is not None:
+        return LycorisWeights(kind, weights, float(alpha))
+    ranks = [weights[role].shape[0] for role in RANKED_ROLES if role in weights]
+    return LycorisWeights(kind, weights, alpha_of(slot, ranks[0] if ranks else 1, dora=kind == "dora"))
 
 
 def _with_whole_w1(

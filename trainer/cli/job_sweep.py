@@ -171,13 +171,14 @@ def plan_sweep(path: Path, values: Sequence[str]) -> tuple[JobSweep, list[Entry]
     Every job is validated; nothing is written. Raises JobError if one is invalid or there is nothing to compare.
     """
     from trainer.config.load import parse_job, read_job_text, text_with_overrides
+    from trainer.config.toml_file import toml_value
 
     points, text, folder = combinations(values), read_job_text(path), path.absolute().parent
     base = parse_job(text, path.name, folder)
     name = next(each for each in numbered(valid_job_name(base.name)) if not long_path(_file(each)).exists())
     jobs, entries = [], []
     for job_name, point in zip(_job_names(name, points), points, strict=True):
-        overrides = [*(f"{key}={value}" for key, value in point.items()), f'name="{_escaped(job_name)}"']
+        overrides = [*(f"{key}={value}" for key, value in point.items()), f"name={toml_value(job_name)}"]
         varied = text_with_overrides(text, path.name, overrides)
         parse_job(varied, f"{path.name} with {_settings_text(point)}", folder)
         entry = new_entry(path, name=new_id(), text=varied)
@@ -223,10 +224,6 @@ def _job_names(sweep: str, points: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _settings_text(settings: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 # --- results
@@ -281,9 +278,8 @@ def measurements(written: Sequence[events.Event]) -> dict[str, Any]:
 
 def _seconds(written: Sequence[events.Event]) -> float | None:
     """Return the seconds of all attempts, without the pauses between them."""
-    attempts = itertools.groupby(written, key=lambda event: event.attempt)
-    spans = [[event.time for event in group] for number, group in attempts if number]
-    return sum(max(times) - min(times) for times in spans) if spans else None
+    spans = list(events.attempt_seconds(event for event in written if event.attempt))
+    return sum(spans) if spans else None
 
 
 def _peak_memory(written: Sequence[events.Event]) -> int | None:

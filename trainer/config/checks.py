@@ -91,9 +91,9 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     predicted = job.base.prediction
     yield at + "objective.scale_v_pred_loss", objective, predicted == "epsilon", 'base.prediction is "epsilon"'
     yield at + "objective.v_pred_like_loss", objective, predicted == "v", 'base.prediction is "v"'
-    alone = all(folder.kind != "regularization" for folder in job.dataset.folders)
+    without_prior = not job.dataset.has_regularization
     for key in ("prior_weight", "prior_prediction"):
-        yield f"{at}objective.{key}", objective, alone, 'no folder of the dataset is of kind "regularization"'
+        yield f"{at}objective.{key}", objective, without_prior, 'no folder of the dataset is of kind "regularization"'
     yield at + "objective.multires_iterations", objective, not objective.multires_discount, "multires_discount is 0"
     yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", 'dataset.masks is "none"'
     fixed_tags = not (captions.shuffle or captions.tag_dropout)

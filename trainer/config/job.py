@@ -56,6 +56,11 @@ class DatasetConfig(Section):
     validation_share: HeldOut | Literal["auto"] = "auto"
     """Share of images held out for validation loss (kohya: validation_split); auto: 0.05, none below 40 images."""
 
+    @property
+    def has_regularization(self) -> bool:
+        """Return whether any folder contains regularization images."""
+        return any(folder.kind == "regularization" for folder in self.folders)
+
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for folders that are listed twice, and for a dataset without a training folder."""
         first: dict[str, int] = {}

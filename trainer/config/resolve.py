@@ -182,7 +182,7 @@ def _machine_faults(fit: FitConfig, machine: Machine) -> Iterator[str]:
 def _without_unused_prior(job: Job) -> RecipeConfig:
     """Return the recipe without prior prediction if nothing uses it, because it costs time in every step."""
     objective = job.recipe.objective
-    if objective.prior_prediction and all(folder.kind != "regularization" for folder in job.dataset.folders):
+    if objective.prior_prediction and not job.dataset.has_regularization:
         return job.recipe.replaced(objective=objective.replaced(prior_prediction=None))
     return job.recipe
 

@@ -524,6 +524,14 @@ def latest_steps(events: Iterable[Event]) -> dict[int, StepEvent]:
     return dict(sorted(latest.items()))
 
 
+def attempt_seconds(written: Iterable[Event]) -> Iterator[float]:
+    """Yield the seconds of each attempt, from its first to its last event."""
+    times: dict[int, list[float]] = {}
+    for event in written:
+        times.setdefault(event.attempt, []).append(event.time)
+    yield from (seen[-1] - seen[0] for seen in times.values())
+
+
 def _finite(fields: Mapping[str, object]) -> dict[str, object]:
     return dict(_finite_items(fields))
 

@@ -63,7 +63,7 @@ class NoiseSchedule:
         return _spread(self.signal[timesteps]) * latents + _spread(self.sigma[timesteps]) * noise
 
     def model_timesteps(self, timesteps: Tensor) -> Tensor:
-        """Return what the UNet is told of the noise (B,): the timestep, or for flows 1000 times sigma, up to 1000."""
+        """Return the UNet's timestep input (B,): the timestep, or for flows 1000 times sigma, up to 1000."""
         return timesteps + 1 if self.prediction == "flow" else timesteps
 
     def target(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:

@@ -32,12 +32,12 @@ def test_latents_are_noised_as_by_diffusers() -> None:
     latents, noise = (torch.randn(4, 4, 8, 8, generator=stream, dtype=torch.float64) for _ in range(2))
     timesteps = torch.tensor([0, 3, 500, 999])
     theirs = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000)
-    told = flow().model_timesteps(timesteps)
-    expected = theirs.scale_noise(latents, told.float(), noise)
+    inputs = flow().model_timesteps(timesteps)
+    expected = theirs.scale_noise(latents, inputs.float(), noise)
     torch.testing.assert_close(flow().add_noise(latents, noise, timesteps), expected, rtol=1e-6, atol=1e-6)
-    # At the last timestep there is only noise, and the model is told so.
+    # At the last timestep there is only noise, and the model's input says so.
     assert torch.equal(flow().add_noise(latents, noise, timesteps)[3], noise[3])
-    assert told.tolist() == [1, 4, 501, 1000]
+    assert inputs.tolist() == [1, 4, 501, 1000]
 
 
 def test_the_target_is_the_derivative_of_the_noisy_latents() -> None:
@@ -49,7 +49,7 @@ def test_the_target_is_the_derivative_of_the_noisy_latents() -> None:
     torch.testing.assert_close(target, slope, rtol=1e-10, atol=1e-10)
 
 
-def test_the_unet_is_told_a_thousand_times_sigma() -> None:
+def test_the_unet_receives_a_thousand_times_sigma() -> None:
     models = Models.copies("sdxl")
     random_weights(models.attach())
     seen: list[torch.Tensor] = []

@@ -104,7 +104,7 @@ def _master(numbers: int, module: str, rank: int, workload: Workload) -> MasterW
 
     Those of other methods are taken as matrices of as many rows as the rank, which only matters for factored states.
     """
-    if workload.recipe.adapter not in ("lora", "tlora"):
+    if not workload.recipe.is_plain_lora:
         rows = math.gcd(rank, numbers)
         return MasterWeight((rows, numbers // rows), starts_at_zero=False)
     layer, factor, _ = module.rsplit(".", 2)

@@ -32,7 +32,7 @@ def make_report(
         gpu=gpu.name if gpu else "cpu",
         system=platform.system(),
         versions=versions() | driver,
-        seconds=sum(_attempt_seconds(written)),
+        seconds=sum(events.attempt_seconds(written)),
         forecast_seconds=forecast.seconds if forecast else None,
         images_per_second=sum(event.images for event in done) / training if training else 0.0,
         flops_per_second=flops or None,
@@ -63,14 +63,6 @@ def summarize(report: RunReport) -> str:
         times = f"{report.exhausted} times" if report.exhausted > 1 else "once"
         sentences.append(f"Memory ran out {times}.")
     return " ".join(sentences)
-
-
-def _attempt_seconds(written: Iterable[events.Event]) -> Iterator[float]:
-    """Yield the seconds of each attempt, from its first to its last event."""
-    times: dict[int, list[float]] = {}
-    for event in written:
-        times.setdefault(event.attempt, []).append(event.time)
-    yield from (seen[-1] - seen[0] for seen in times.values())
 
 
 def _phases(written: Sequence[events.Event], forecast: Forecast | None) -> Iterator[tuple[str, PhaseReport]]:
