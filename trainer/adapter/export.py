@@ -301,6 +301,8 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         "ss_training_started_at": facts.started_at,
         "ss_training_comment": f"Impasto {__version__}",
     }
+    if recipe.captions.dropout_every_epochs is not None:
+        values["ss_caption_dropout_every_n_epochs"] = recipe.captions.dropout_every_epochs
     if recipe.max_weight_norm is not None:
         values["ss_scale_weight_norms"] = recipe.max_weight_norm
     return {key: str(value) for key, value in values.items()} | _dataset(facts)

@@ -98,6 +98,11 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", 'dataset.masks is "none"'
     fixed_tags = not (captions.shuffle or captions.tag_dropout)
     yield at + "captions.keep_tokens", captions, fixed_tags, "tags are neither shuffled nor dropped"
+    every, last = captions.dropout_every_epochs, recipe.epochs
+    too_late = every is not None and last is not None and every > last
+    yield at + "captions.dropout_every_epochs", captions, too_late, f"the run ends after {last} epochs"
+    never = captions.dropout == 1
+    yield at + "captions.dropout_every_epochs", captions, never, "all captions are dropped (captions.dropout)"
     same = captions.secondary_separator == captions.separator
     yield at + "captions.secondary_separator", captions, same, "it is the tag separator (captions.separator)"
     yield (

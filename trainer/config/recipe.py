@@ -39,6 +39,8 @@ class CaptionConfig(Section):
     """Replace {a|b|c} in a caption with one of the options each time an image is used (kohya: enable_wildcard)."""
     secondary_separator: str | None = None
     """Keeps tags together while shuffling, then becomes the tag separator (kohya: secondary_separator); empty: none."""
+    dropout_every_epochs: int | None = Field(default=None, ge=2, le=1_000_000, title="Caption dropout every N epochs")
+    """Train every Nth epoch without captions (kohya: caption_dropout_every_n_epochs); default: off."""
 
 
 class ObjectiveConfig(Section):

@@ -47,6 +47,7 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "caption_suffix": lambda value: value or "",
     "caption_dropout_rate": float,
     "caption_tag_dropout_rate": float,
+    "caption_dropout_every_n_epochs": lambda value: int(value) or None,  # 0 is off
 }
 _MOST_NOTES = 100
 _CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularization"}
@@ -147,7 +148,8 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
         imported.note("Masks in a separate folder are not read; copy each next to its image as NAME-masklabel.png.")
     for key, value in table.items():
         if key in _KOHYA_SETTINGS:
-            imported.state(next(keys_called(key)), _converted(key, value), key)
+            if (converted := _converted(key, value)) is not None:
+                imported.state(next(keys_called(key)), converted, key)
         elif value and key not in _KOHYA_FOLDER | _KOHYA_DATASET | _KOHYA_HARMLESS | {"conditioning_data_dir"}:
             imported.note(f"{key} = {printable(toml_value(value), 60)} is not supported.")
 

@@ -51,6 +51,14 @@ def compose_caption(
     return text.replace(config.secondary_separator, config.separator) if config.secondary_separator else text
 
 
+def drops_captions(config: CaptionConfig, epoch: int) -> bool:
+    """Return whether all captions of an epoch, counted from 0, are dropped.
+
+    As in sd-scripts, epochs count from 1 (`set_current_epoch`), so that the first epoch dropped is the Nth.
+    """
+    return config.dropout_every_epochs is not None and (epoch + 1) % config.dropout_every_epochs == 0
+
+
 def without_randomness(config: CaptionConfig) -> CaptionConfig:
     """Return the settings without shuffling or dropout; alternatives and wildcards are still chosen."""
     return config.model_copy(update={"dropout": 0.0, "tag_dropout": 0.0, "shuffle": False})
@@ -192,7 +200,7 @@ def caption_lengths(image: ImageRecord, recipe: RecipeConfig) -> CaptionLengths:
         lengths = [padded_tokens(_longest_options(text) if captions.wildcards else text, recipe) for text in composed]
     else:
         lengths = [usual]
-    shortens = captions.dropout or captions.tag_dropout or captions.wildcards
+    shortens = captions.dropout or captions.dropout_every_epochs or captions.tag_dropout or captions.wildcards
     return CaptionLengths(CHUNK if shortens else min(lengths, default=usual), usual, max(lengths, default=usual))
 
 
@@ -211,7 +219,9 @@ def _longest_options(text: str) -> str:
 def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
     """Return one sample of an image, as a pure function of (seed, epoch, image, repeat)."""
     stream = partial(generator, recipe.seed, epoch=epoch, sample=image.id, repeat=repeat)
-    caption = compose_caption(image.captions, image.trigger, image.class_words, recipe.captions, stream("caption"))
+    caption = ""
+    if not drops_captions(recipe.captions, epoch):
+        caption = compose_caption(image.captions, image.trigger, image.class_words, recipe.captions, stream("caption"))
     across, down = stream("crop").random(2) if recipe.images.crop == "random" else (0.5, 0.5)
     flip = recipe.images.flip and bool(stream("flip").random() < 0.5)
     window = crop_window(image, across, down)

@@ -137,6 +137,15 @@ def test_kohyas_keys_of_loss_and_noise_give_the_same_objective() -> None:
     assert objective.items() <= read.items()
 
 
+def test_epochs_without_captions_are_named_if_there_are_any() -> None:
+    assert not any("caption_dropout" in key for key in metadata(facts()))
+    recipe = RecipeConfig.model_validate({"steps": 9, "resolution": 1024, "captions": {"dropout_every_epochs": 3}})
+    found = metadata(facts(recipe=recipe))
+    assert found["ss_caption_dropout_every_n_epochs"] == "3"
+    parts = LoraParts("sdxl", unet=True, text_encoder=False, text_encoder_2=False, ranks=(16,))
+    assert recipe_of_metadata(found, parts).recipe["captions"] == {"dropout_every_epochs": 3}
+
+
 def test_v_prediction_is_said() -> None:
     found = metadata(facts(prediction="v", zero_terminal_snr=True))
     assert found["modelspec.prediction_type"] == "v"

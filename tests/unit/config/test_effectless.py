@@ -78,6 +78,16 @@ WITHOUT_EFFECT = {
     "masks": ("sd15", ["recipe.objective.unmasked_weight=0.5"], "recipe.objective.unmasked_weight"),
     "keep tokens": ("sd15", ["recipe.captions.keep_tokens=1"], "recipe.captions.keep_tokens"),
     "secondary separator": ("sd15", ["recipe.captions.secondary_separator=','"], "recipe.captions.secondary_separator"),
+    "epochs without captions": (
+        "sd15",
+        ["recipe.captions.dropout_every_epochs=5", "recipe.epochs=4"],
+        "recipe.captions.dropout_every_epochs",
+    ),
+    "never a caption": (
+        "sd15",
+        ["recipe.captions.dropout_every_epochs=5", "recipe.captions.dropout=1"],
+        "recipe.captions.dropout_every_epochs",
+    ),
     "end of constant": ("sd15", ["recipe.schedule.end=0.1"], "recipe.schedule.end"),
     "cycles of a cosine": (
         "sd15",

@@ -40,6 +40,7 @@ def resolved(made: Job, *, family: Any = "sd15", machine: Machine = CPU, samples
 MEANS_SOMETHING_ABSENT = {
     "recipe.blocks",
     "recipe.captions.secondary_separator",
+    "recipe.captions.dropout_every_epochs",
     "recipe.lora_plus_ratio",
     "recipe.lokr_factor",
     "recipe.max_weight_norm",

@@ -31,6 +31,7 @@ max_bucket_reso = 1536
   class_tokens = "sks dog"
   caption_prefix = "photo of"
   secondary_separator = ";;;"
+  caption_dropout_every_n_epochs = 4
   color_aug = true
   flip_aug = false
 
@@ -92,6 +93,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
         "recipe.captions.keep_tokens": 2,
         "recipe.captions.prefix": "photo of",
         "recipe.captions.secondary_separator": ";;;",
+        "recipe.captions.dropout_every_epochs": 4,
     }
     assert len(imported.notes) == 2
     assert "color_aug" in imported.notes[0]

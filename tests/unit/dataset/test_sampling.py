@@ -15,6 +15,7 @@ from trainer.dataset.sampling import (
     EpochBatches,
     Sample,
     batched_shapes,
+    caption_lengths,
     crop_window,
     draw_sample,
     epoch_samples,
@@ -70,6 +71,20 @@ def test_an_epoch_shows_everything_once_in_as_few_steps_as_can_be(
     assert sorted(len(batch) for batch in batches)[1:] == [size] * (len(batches) - 1)
     pure = sum(count * repeats // size for count in counts)
     assert sum(len({sample.image.bucket for sample in batch}) == 1 for batch in batches if len(batch) == size) >= pure
+
+
+def test_every_nth_epoch_has_no_captions() -> None:
+    """As in sd-scripts, which counts epochs from 1: `current_epoch % caption_dropout_every_n_epochs == 0`."""
+    (image,) = pictures_of(1, trigger="zwx")
+    recipe = recipe_of(128, captions={"dropout_every_epochs": 3, "prefix": "art"})
+    captions = [draw_sample(image, recipe, epoch, 0).caption for epoch in range(7)]
+    assert captions == [*["art zwx, a, b, c, d"] * 2, "", *["art zwx, a, b, c, d"] * 2, "", "art zwx, a, b, c, d"]
+    plain = recipe.replaced(captions=recipe.captions.replaced(dropout_every_epochs=None))
+    assert plain_sample(image, recipe) == plain_sample(image, plain)
+    long = replace(image, captions=("cat " * 100,))
+    varied = recipe.replaced(token_chunks=225, caption_padding="caption")
+    assert [draw_sample(long, varied, epoch, 0).tokens for epoch in (1, 2)] == [150, 75]
+    assert caption_lengths(long, varied).shortest == 75
 
 
 def test_a_bucket_fills_its_own_batches_while_it_can() -> None:

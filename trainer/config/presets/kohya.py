@@ -33,7 +33,6 @@ _WHOLE = {"seed", "steps", "captions.keep_tokens"}
 
 # Settings of sd-scripts that Impasto does not support, with the values that mean off.
 _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
-    "ss_caption_dropout_every_n_epochs": ("0",),
     "ss_face_crop_aug_range": (),
     "ss_color_aug": ("False",),
     "ss_full_fp16": ("False",),
@@ -91,6 +90,8 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Convers
     for key in _SAME_MEANING:
         target = next(keys_called(key)).removeprefix("recipe.")
         mapped.set(target, _value(values.get(key), whole=target in _WHOLE))
+    every = _whole(values.get("ss_caption_dropout_every_n_epochs"))
+    mapped.set("captions.dropout_every_epochs", every or None)  # 0 is off
     if parts.family == "sd15":
         mapped.set("clip_skip", _whole(values.get("ss_clip_skip")))
     for key, off in _UNSUPPORTED.items():
@@ -127,6 +128,7 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
         "ss_batch_size_per_device": first.get("batch_size_per_device"),
         "ss_shuffle_caption": subset.get("shuffle_caption"),
         "ss_keep_tokens": subset.get("keep_tokens"),
+        "ss_caption_dropout_every_n_epochs": subset.get("caption_dropout_every_n_epochs"),
         "ss_flip_aug": subset.get("flip_aug"),
         "ss_random_crop": subset.get("random_crop"),
         "ss_color_aug": subset.get("color_aug"),

@@ -8,9 +8,17 @@ from typing import Literal, TypeVar
 
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
+from trainer.config.schema import require_value
 from trainer.dataset.cache_keys import GIGABYTE, MAX_SHARD_SAMPLES, CacheKeys, latent_bytes, text_bytes
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import Sample, draw_sample, epoch_samples, samples_per_epoch, steps_per_epoch
+from trainer.dataset.sampling import (
+    Sample,
+    draw_sample,
+    drops_captions,
+    epoch_samples,
+    samples_per_epoch,
+    steps_per_epoch,
+)
 from trainer.files.architecture import Config
 
 # Samples to list before estimating the rest, at 0.03 to 0.06 ms each, so that an answer takes less than a second.
@@ -60,21 +68,30 @@ def first_shard(
     """
     if not (shown := samples_per_epoch(images)):
         return 0, 0
-    epochs = (later.epochs_per_shard or _epochs(job, images)) if _varies_by_epoch(images, job.recipe) else 1
+    last = later.epochs_per_shard or _epochs(job, images)
+    epochs = last if _varies_by_epoch(images, job.recipe) else 1
+    without_captions = _epochs_without_captions(job.recipe, last)
     some = _subsample(min(shown * epochs // _MAX_LISTED, len(images) // _MIN_IMAGES), images)
     cuts: dict[_Cut, Sample] = {}
     words: dict[str, None] = {}
-    sizes: list[tuple[int, int]] = []
-    for epoch in range(min(epochs, max(2, _MAX_LISTED // samples_per_epoch(some)))):
-        for sample in _drawn(some, job.recipe, epoch):
+    other_texts = {*texts, *(sample.caption for sample in samples), *([""] if without_captions else [])}
+    cut_counts: list[int] = []
+    word_counts: list[int] = []
+    # Of three epochs, at least two have captions, which the growth is taken from.
+    for epoch in range(min(epochs, max(3 if without_captions else 2, _MAX_LISTED // samples_per_epoch(some)))):
+        drawn = list(_drawn(some, job.recipe, epoch))
+        for sample in drawn:
             cuts.setdefault(_cut(sample), sample)
-            words[sample.caption] = None
-        sizes.append((len(cuts), len(words)))
+        cut_counts.append(len(cuts))
+        if not drops_captions(job.recipe.captions, epoch):
+            words.update(dict.fromkeys(sample.caption for sample in drawn))
+            word_counts.append(len(words))
     # From the subsample to all images or those of the first part of an epoch, and from the listed epochs to all.
     share = later.part * shown / samples_per_epoch(some)
-    images_drawn, texts_drawn = (share * _extrapolate([size[place] for size in sizes], epochs) for place in (0, 1))
+    images_drawn = share * _extrapolate(cut_counts, epochs)
+    texts_drawn = share * _extrapolate(word_counts, max(1, epochs - without_captions))
     more = [sample for sample in samples if _cut(sample) not in cuts]
-    more_texts = {text for text in (*texts, *(sample.caption for sample in samples)) if text not in words}
+    more_texts = other_texts - words.keys()
     # What validation needs from the rest of the epoch.
     images_drawn += (1 - later.part) * (len(samples) - len(more))
     texts_drawn += (1 - later.part) * len({sample.caption for sample in samples} & words.keys())
@@ -95,9 +112,10 @@ def later_shards(
 
     In most runs, the first shard would hold all samples even if they were all distinct. Then, none need to be listed.
     Otherwise, the number of new items per epoch is estimated from the second epoch (random choices may repeat), and
-    the share that is already ``cached`` from the first epoch after the first shard.
+    the share that is already ``cached`` from the first epoch after the first shard, both as if they had captions.
     """
-    recipe, shown, configs = job.recipe, samples_per_epoch(images), tuple(text_configs)
+    recipe = job.recipe.replaced(captions=job.recipe.captions.replaced(dropout_every_epochs=None))
+    shown, configs = samples_per_epoch(images), tuple(text_configs)
     if not shown:
         return NO_LATER_SHARDS
     epochs = _epochs(job, images)
@@ -110,6 +128,7 @@ def later_shards(
     share = shown / samples_per_epoch(some)
     first, new = _samples(some, recipe, 0), _new_in(some, recipe, 1)
     sizes = [share * sum(_latent_bytes(one.image) + text for one in of.values()) for of in (first, new)]
+    without_captions = _epochs_without_captions(job.recipe, epochs)
     if sizes[0] > limit or shown > MAX_SHARD_SAMPLES:
         cuts, texts = {key[0]: sample for key, sample in first.items()}, {key[1] for key in first}
         images_absent = _count_missing(cuts.values(), cached.has_image) if cached else len(cuts)
@@ -117,6 +136,9 @@ def later_shards(
         return _parts_of_epochs(job, images, sizes[0], share * images_absent, share * texts_absent if configs else 0)
     # Epochs that fit in addition to the first one, at the growth of the second.
     more = int((limit - sizes[0]) // sizes[1]) if sizes[1] and limit < float("inf") else epochs
+    if without_captions and sizes[0] * 2 > limit:
+        # A shard counts an image with its caption and without it as two, so it ends before an epoch without captions.
+        more = min(more, require_value(job.recipe.captions.dropout_every_epochs) - 2)
     listed = MAX_SHARD_SAMPLES // shown
     together = max(1, min(1 + more, listed, epochs))
     shards = -(-epochs // together) - 1
@@ -124,13 +146,13 @@ def later_shards(
     images_drawn, texts_drawn = (len({key[place] for key in new} - {key[place] for key in first}) for place in (0, 1))
     absent = [1.0, 1.0]
     if cached is not None and shards:
-        then = _new_in(some, recipe, together).values()
+        then = _new_in(some, recipe, together + drops_captions(job.recipe.captions, together)).values()
         absent = [
             _missing_share(then, cached.has_image),
             _missing_share({one.caption for one in then}, cached.has_text),
         ]
     # Captions that are encoded in the training step count for the size of a shard, as in the run, but are not cached.
-    texts_encoded = round(repeated * texts_drawn * absent[1]) if configs else 0
+    texts_encoded = round(repeated * texts_drawn * absent[1] * (1 - without_captions / epochs)) if configs else 0
     limited: Literal["disk", "listing"] = "disk" if 1 + more <= listed else "listing"
     return LaterShards(shards, round(repeated * images_drawn * absent[0]), texts_encoded, together, limited)
 
@@ -151,7 +173,7 @@ def _parts_of_epochs(
     return LaterShards(
         shards=epochs * -(-an_epoch // steps) - 1,
         images=round(repeated * encoded),
-        texts=round(repeated * encoded_texts),
+        texts=round(repeated * encoded_texts * (1 - _epochs_without_captions(job.recipe, epochs) / epochs)),
         epochs_per_shard=1,
         limited="disk" if size > limit else "listing",
         part=steps / an_epoch,
@@ -165,6 +187,12 @@ def _latent_bytes(image: ImageRecord) -> int:
 def _epochs(job: Job, images: Sequence[ImageRecord]) -> int:
     """Return the number of epochs of a run; a partial last epoch counts as a whole one."""
     return -(-(job.recipe.steps or 1) // steps_per_epoch(images, job.recipe))
+
+
+def _epochs_without_captions(recipe: RecipeConfig, epochs: int) -> int:
+    """Return how many of the first ``epochs`` epochs drop all captions."""
+    every = recipe.captions.dropout_every_epochs
+    return epochs // every if every else 0
 
 
 def _varies_by_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> bool:

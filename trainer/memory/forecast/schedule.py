@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,15 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.cache_keys import CacheKeys, text_batch_size
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import Shape, batched_shapes, measured_samples, steps_per_epoch, usual_shape
+from trainer.dataset.sampling import (
+    Shape,
+    batched_shapes,
+    drops_captions,
+    measured_samples,
+    padded_tokens,
+    steps_per_epoch,
+    usual_shape,
+)
 from trainer.memory.device.roofline import loading_seconds
 from trainer.memory.forecast.cache_shards import NO_LATER_SHARDS, LaterShards, first_shard, later_shards
 from trainer.memory.forecast.host_memory import streamed_bytes
@@ -50,12 +58,19 @@ def batch_compositions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> t
     """
     an_epoch, steps = steps_per_epoch(images, recipe), recipe.steps or 1
     # Drawing the captions of every epoch of a large dataset would take seconds.
-    usual = {id(image): usual_shape(image, recipe) for image in images if image.kind != "validation"}
+    trained = [image for image in images if image.kind != "validation"]
+    usual = {id(image): usual_shape(image, recipe) for image in trained}
+    without_captions = {id(image): (*image.bucket, padded_tokens("", recipe)) for image in trained}
     found: Counter[BatchComposition] = Counter()
     for epoch in range(min(MOST_EPOCHS, -(-steps // an_epoch)) if an_epoch else 0):
-        for shapes in batched_shapes(images, recipe, epoch, lambda image: usual[id(image)])[: steps - epoch * an_epoch]:
-            found[tuple(Counter(shapes).items())] += 1
+        shapes_of = without_captions if drops_captions(recipe.captions, epoch) else usual
+        batches = batched_shapes(images, recipe, epoch, partial(_shape_in, shapes_of))
+        found.update(tuple(Counter(shapes).items()) for shapes in batches[: steps - epoch * an_epoch])
     return tuple(found.items())
+
+
+def _shape_in(shapes: Mapping[int, Shape], image: ImageRecord) -> Shape:
+    return shapes[id(image)]
 
 
 def split(batch: Iterable[Part], most: int) -> list[Part]:

@@ -24,7 +24,7 @@ from trainer.config.fit import FitConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.image import ImageRecord
-from trainer.dataset.sampling import Sample, measured_samples
+from trainer.dataset.sampling import EpochBatches, Sample, measured_samples
 from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.cache_shards import NO_LATER_SHARDS, LaterShards, first_shard, later_shards
 from trainer.memory.forecast.forecast import RunSimulator, forecast_of
@@ -136,6 +136,8 @@ CHANCES: list[dict[str, Any]] = [
     {},
     {"captions": {"shuffle": True}},
     {"captions": {"shuffle": True, "dropout": 0.2, "wildcards": True}, "images": {"crop": "random", "flip": True}},
+    {"captions": {"dropout_every_epochs": 2}},
+    {"captions": {"dropout_every_epochs": 3, "shuffle": True}, "images": {"flip": True}},
 ]
 
 
@@ -169,6 +171,35 @@ def test_what_much_chance_makes_of_a_large_dataset_is_estimated(monkeypatch: pyt
     assert whole == (pytest.approx(60 * 30, rel=0.02), pytest.approx(60 * 6, rel=0.02))
     monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 200)
     assert first_shard(job, shown, NO_LATER_SHARDS) == tuple(pytest.approx(count, rel=0.1) for count in whole)
+
+
+def test_epochs_without_captions_add_no_texts_to_what_a_large_dataset_needs(
+    monkeypatch: pytest.MonkeyPatch, source: BaseSource, tmp_path: Path
+) -> None:
+    shown = [make_picture(n, bucket=(64, 64), width=90, height=300, captions=(f"a {n}, b, c, d",)) for n in range(60)]
+    job = job_of(1.0, steps=300, captions={"shuffle": True, "dropout_every_epochs": 2}, images={"crop": "random"})
+    drawn = [sample for epoch in range(10) for batch in EpochBatches(shown, job.recipe, epoch) for sample in batch]
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 200)
+    found = first_shard(job, shown, NO_LATER_SHARDS)
+    assert found == tuple(pytest.approx(count, rel=0.1) for count in encoded(drawn))
+
+
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("epochs_together", [0.45, 1.5])
+def test_shards_end_before_epochs_without_captions(
+    every: int, epochs_together: float, source: BaseSource, tmp_path: Path
+) -> None:
+    width = source.text_configs[0]["hidden_size"]
+    job = job_of(epochs_together * 10 * (2048 + 77 * width * 4) / 1e9, captions={"dropout_every_epochs": every})
+    found = later_shards(job, pictures(), source.text_configs)
+    if epochs_together < 1:
+        shards = cut(job, pictures(), source, tmp_path)
+        assert found.shards == len(shards) - 1
+        texts = sum(len({one.caption for one in shard}) for shard in shards[1:])
+        assert found.texts == pytest.approx(texts, rel=0.25)
+    else:
+        run = BatchSchedule(pictures(), job, Cache(tmp_path, source, job, torch.device("cpu")), live_text=False)
+        assert found.epochs_per_shard == every - 1 == (run._list_shard(0)[0].last + 1) / run.steps_per_epoch
 
 
 def test_what_lies_in_the_cache_is_not_forecast_to_be_encoded(source: BaseSource, tmp_path: Path) -> None:

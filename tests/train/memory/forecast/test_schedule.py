@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -84,6 +85,14 @@ def test_makeups_are_the_batches_that_a_run_deals(most: int) -> None:
     assert sorted(found) == sorted(real)
     assert any(len({size for size, _ in step}) > 1 for step in real)
     assert batch_compositions([], recipe) == ()
+
+
+def test_epochs_without_captions_have_short_texts() -> None:
+    recipe = recipe_of(64, **LENGTHS, captions={"dropout_every_epochs": 2})
+    shown = pictures_with_captions()
+    found = Counter(dict(batch_compositions(shown, recipe)))
+    run = [batch for epoch in range(3) for batch in EpochBatches(shown, recipe, epoch)]
+    assert found == Counter(tuple(Counter(sample.shape for sample in batch).items()) for batch in run)
 
 
 def operations(work: Iterable[Work]) -> float:

@@ -68,7 +68,7 @@ DATASETS = {
              {"is_reg": True, "shuffle_caption": False},
              {"is_reg": False, "shuffle_caption": True, "keep_tokens": 2, "keep_tokens_separator": "|||",
               "flip_aug": False, "random_crop": True, "enable_wildcard": True, "caption_prefix": "art, ",
-              "secondary_separator": ";;;"}]}]),
+              "secondary_separator": ";;;", "caption_dropout_every_n_epochs": 2}]}]),
     "ss_sd_model_name": "/content/models/ponyDiffusionV6XL.safetensors",
     "ss_sd_model_hash": "e577480b65", "modelspec.title": "Gouache/XL", "modelspec.author": "Zoë",
     "modelspec.trigger_phrase": "gch, soft light", "modelspec.license": "CC-BY-4.0",
@@ -164,7 +164,7 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
     }  # fmt: skip
     assert found["captions"] == {
         "shuffle": True, "keep_tokens": 2, "keep_separator": "|||", "wildcards": True, "prefix": "art, ",
-        "secondary_separator": ";;;",
+        "secondary_separator": ";;;", "dropout_every_epochs": 2,
     }  # fmt: skip
     assert found["objective"] == {
         "loss": "huber", "huber_c": 0.2, "huber_schedule": "snr", "adaptive_noise_scale": 0.003,
