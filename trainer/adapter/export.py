@@ -212,10 +212,10 @@ def lora_metadata(facts: ExportFacts, adapter: Adapter, output_name: str) -> dic
     return {**metadata, RECIPE_KEY: facts.recipe.model_dump_json(by_alias=True, exclude_none=True)}
 
 
-def count_tags(captions: Iterable[str], separator: str = ",") -> dict[str, int]:
-    """Return, for each tag, the number of captions that contain it."""
+def count_tags(captions: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Return, for each tag, the number of captions that contain it; each caption comes with its tag separator."""
     counts: Counter[str] = Counter()
-    for caption in captions:
+    for caption, separator in captions:
         counts.update({tag.strip() for tag in caption.split(separator)} - {""})
     return dict(counts)
 

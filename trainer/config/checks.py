@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.config.base import Family, Prediction
-from trainer.config.job import Job
+from trainer.config.job import CaptionOverlay, FolderConfig, ImagesOverlay, Job
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig, TextEncoderConfig
 from trainer.config.schema import Section
 
@@ -26,6 +26,11 @@ SCHEDULE_KEYS = {
 }
 """The kind of learning rate schedule that each of these keys is for."""
 
+_DRAWN_CAPTION_KEYS = ("shuffle", "keep_tokens", "dropout", "tag_dropout")
+"""Caption keys that validation does not use, since it measures every image with its whole caption."""
+
+_FIXED_TAGS = "tags are neither shuffled nor dropped"
+_SAME_SEPARATOR = "it is the tag separator (captions.separator)"
 _Candidate = tuple[str, Section, bool, str]
 
 
@@ -47,6 +52,9 @@ def without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
 def _candidates(job: Job, family: Family) -> Iterator[_Candidate]:
     yield from _recipe_without_effect(job, family)
     yield from _text_encoders_without_effect(job, family)
+    yield from _replaced_by_folders(job)
+    for number, folder in enumerate(job.dataset.folders):
+        yield from _folder_without_effect(folder, f"dataset.folders.{number}.", job.recipe)
     yield from _rest(job)
 
 
@@ -95,16 +103,17 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     for key in ("prior_weight", "prior_prediction"):
         yield f"{at}objective.{key}", objective, without_prior, 'no folder of the dataset is of kind "regularization"'
     yield at + "objective.multires_iterations", objective, not objective.multires_discount, "multires_discount is 0"
-    yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", 'dataset.masks is "none"'
-    fixed_tags = not (captions.shuffle or captions.tag_dropout)
-    yield at + "captions.keep_tokens", captions, fixed_tags, "tags are neither shuffled nor dropped"
+    unmasked = all(job.dataset.masks_of(folder) == "none" for folder in job.dataset.folders)
+    yield at + "objective.unmasked_weight", objective, unmasked, "masks are off (dataset.masks)"
+    fixed_tags = all(_has_fixed_tags(folder.recipe_from(recipe)) for folder in job.dataset.folders)
+    yield at + "captions.keep_tokens", captions, fixed_tags, _FIXED_TAGS
     every, last = captions.dropout_every_epochs, recipe.epochs
     too_late = every is not None and last is not None and every > last
     yield at + "captions.dropout_every_epochs", captions, too_late, f"the run ends after {last} epochs"
-    never = captions.dropout == 1
+    never = all(folder.recipe_from(recipe).captions.dropout == 1 for folder in job.dataset.folders)
     yield at + "captions.dropout_every_epochs", captions, never, "all captions are dropped (captions.dropout)"
     same = captions.secondary_separator == captions.separator
-    yield at + "captions.secondary_separator", captions, same, "it is the tag separator (captions.separator)"
+    yield at + "captions.secondary_separator", captions, same, _SAME_SEPARATOR
     yield (
         at + "schedule.end",
         schedule,
@@ -129,6 +138,37 @@ def _timestep_bias_without_effect(objective: ObjectiveConfig) -> Iterator[_Candi
     yield f"{at}_portion", objective, off or not on_share, 'it is used only with timestep_bias = "earlier" or "later"'
     for key in ("_begin", "_end"):
         yield at + key, objective, off or bias != "range", 'it is used only with timestep_bias = "range"'
+
+
+def _has_fixed_tags(recipe: RecipeConfig) -> bool:
+    return not (recipe.captions.shuffle or recipe.captions.tag_dropout)
+
+
+def _replaced_by_folders(job: Job) -> Iterator[_Candidate]:
+    """Yield the settings of the whole job that every folder replaces with its own."""
+    dataset, recipe = job.dataset, job.recipe
+    places: tuple[tuple[str, Section, list[Section | None]], ...] = (
+        ("dataset.", dataset, list(dataset.folders)),
+        ("recipe.captions.", recipe.captions, [folder.captions for folder in dataset.folders]),
+        ("recipe.images.", recipe.images, [folder.images for folder in dataset.folders]),
+    )
+    for at, section, tables in places:
+        for key in type(section).model_fields:
+            replaced = all(getattr(table, key, None) is not None for table in tables)
+            yield at + key, section, replaced, "every folder has its own value"
+
+
+def _folder_without_effect(folder: FolderConfig, at: str, recipe: RecipeConfig) -> Iterator[_Candidate]:
+    captions, images = folder.captions or CaptionOverlay(), folder.images or ImagesOverlay()
+    applied = folder.recipe_from(recipe)
+    yield f"{at}captions.keep_tokens", captions, _has_fixed_tags(applied), _FIXED_TAGS
+    same = applied.captions.secondary_separator == applied.captions.separator
+    yield f"{at}captions.secondary_separator", captions, same, _SAME_SEPARATOR
+    measured, why = folder.kind == "validation", "validation uses whole captions and centered crops"
+    for key in _DRAWN_CAPTION_KEYS:
+        yield f"{at}captions.{key}", captions, measured, why
+    for key in ("crop", "flip"):
+        yield f"{at}images.{key}", images, measured, why
 
 
 def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:

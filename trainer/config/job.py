@@ -1,22 +1,96 @@
-"""The job: base, dataset, recipe, fit, report and output in one TOML file."""
+"""The job: base, dataset, recipe, fit, report and output in one TOML file; folders may overlay the recipe."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Callable, Container, Iterator
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from trainer.config.base import BaseConfig, Part
 from trainer.config.fit import FallbackStep, FitConfig
-from trainer.config.recipe import RecipeConfig
+from trainer.config.recipe import CaptionConfig, ImagesConfig, RecipeConfig
 from trainer.config.schema import Section
 from trainer.protocol.files import LONGEST_NAME
 
 Text = Annotated[str, Field(min_length=1)]
 HeldOut = Annotated[float, Field(ge=0.0, le=0.5)]
+Lines = Literal["caption", "variants"]
+Masks = Literal["auto", "files", "alpha", "none"]
 SCHEMA = 3
+_Table = TypeVar("_Table", bound=Section)
+_Kind = TypeVar("_Kind", bound=type[Section])
+
+
+def _overlay_of(table: type[Section], path: str, names: Container[str]) -> Callable[[_Kind], _Kind]:
+    """Return a class decorator that adds the keys ``names`` of ``table``, which is at ``path`` in a job.
+
+    All are None by default. They are read from the schema, so that type, limits and label are stated once.
+    """
+
+    def extend(kind: _Kind) -> _Kind:
+        added: dict[str, Any] = {}
+        for name, field in table.model_fields.items():
+            if name in names:
+                doc = f"Like {path}.{name}, but for this folder; default: as in the recipe."
+                added[name] = field.annotation | None, Field(default=None, title=field.title, description=doc)  # type: ignore[operator]
+                added[name][1].metadata = list(field.metadata)
+        made = create_model(kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **added)
+        return cast("_Kind", made)
+
+    return extend
+
+
+# Forecasts take it for a setting of whole epochs; every other caption key is also one of each folder.
+_OF_ALL_FOLDERS = {"dropout_every_epochs"}
+
+
+@_overlay_of(CaptionConfig, "recipe.captions", CaptionConfig.model_fields.keys() - _OF_ALL_FOLDERS)
+class CaptionOverlay(Section):
+    """Caption settings of one folder; None for those of the recipe."""
+
+
+@_overlay_of(ImagesConfig, "recipe.images", ("crop", "flip"))
+class ImagesOverlay(Section):
+    """Cropping and flipping in one folder; None for the recipe's settings."""
+
+
+class RecipeOverlay(Section):
+    """The recipe settings of one folder, as they are kept with each of its images in a run's frozen listing."""
+
+    captions: CaptionOverlay | None = None
+    images: ImagesOverlay | None = None
+
+    def applied_to(self, recipe: RecipeConfig) -> RecipeConfig:
+        """Return the recipe with this folder's settings.
+
+        The values have been validated, but rules between keys may be broken: see `broken_rules`.
+        """
+        return recipe.model_copy(
+            update={
+                "captions": _overlaid(recipe.captions, self.captions),
+                "images": _overlaid(recipe.images, self.images),
+            }
+        )
+
+    def broken_rules(self, recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
+        """Yield (key in the folder's table, reason) for each rule that the recipe breaks with these settings."""
+        applied = self.applied_to(recipe)
+        for table in ("captions", "images"):
+            section: Section = getattr(applied, table)
+            yield from ((f"{table}.{key}", reason) for key, reason in section.rules())
+
+    def stated(self) -> dict[str, Any]:
+        """Return the settings that differ from the recipe, as JSON data."""
+        return {key: value for key, value in self.model_dump(mode="json", exclude_none=True).items() if value != {}}
+
+
+def _overlaid(table: _Table, overlay: Section | None) -> _Table:
+    """Return a table of the recipe with the values that an overlay sets."""
+    if overlay is None:
+        return table
+    return table.model_copy(update={name: value for name, value in overlay if value is not None})
 
 
 class FolderConfig(Section):
@@ -36,6 +110,24 @@ class FolderConfig(Section):
     """Caption for images that have none (kohya: class_tokens); default: from a folder name such as 10_cat."""
     weight: float = Field(default=1.0, ge=0.0, le=100.0, title="Loss weight")
     """Loss weight of these images (OneTrainer: loss weight)."""
+    lines: Lines | None = Field(default=None, title="Caption lines")
+    """Like dataset.lines, but for this folder; default: as in the dataset."""
+    masks: Masks | None = None
+    """Like dataset.masks, but for this folder; default: as in the dataset."""
+    captions: CaptionOverlay | None = None
+    """Caption settings that differ from the recipe's for this folder's images."""
+    images: ImagesOverlay | None = None
+    """Cropping and flipping that differ from the recipe's for this folder's images."""
+
+    @property
+    def overlay(self) -> RecipeOverlay | None:
+        """Return the recipe settings of this folder's images that differ from the job's; None if it has none."""
+        overlay = RecipeOverlay(captions=self.captions, images=self.images)
+        return overlay if overlay.stated() else None
+
+    def recipe_from(self, recipe: RecipeConfig) -> RecipeConfig:
+        """Return the recipe of this folder's images in a job with this recipe."""
+        return self.overlay.applied_to(recipe) if self.overlay else recipe
 
 
 class DatasetConfig(Section):
@@ -43,11 +135,11 @@ class DatasetConfig(Section):
 
     folders: tuple[FolderConfig, ...] = Field(min_length=1, strict=False)
     """The dataset's folders."""
-    lines: Literal["caption", "variants"] = Field(default="caption", title="Caption lines")
+    lines: Lines = Field(default="caption", title="Caption lines")
     """Lines of a caption file: caption joins them, variants uses a random line each time (as in OneTrainer)."""
     background: str = Field(default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", examples=["#ffffff"])
     """Color behind transparent images."""
-    masks: Literal["auto", "files", "alpha", "none"] = "auto"
+    masks: Masks = "auto"
     """Source of masks: auto and files read NAME-masklabel.png, alpha uses transparency (kohya: alpha_mask)."""
     linked_folders: tuple[Text, ...] = Field(default=(), strict=False)
     """Folders outside the dataset that its symbolic links may point to; other links are not followed."""
@@ -60,6 +152,14 @@ class DatasetConfig(Section):
     def has_regularization(self) -> bool:
         """Return whether any folder contains regularization images."""
         return any(folder.kind == "regularization" for folder in self.folders)
+
+    def lines_of(self, folder: FolderConfig) -> Lines:
+        """Return how the lines of a folder's caption files are read."""
+        return folder.lines or self.lines
+
+    def masks_of(self, folder: FolderConfig) -> Masks:
+        """Return where the masks of a folder's images come from."""
+        return folder.masks or self.masks
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for folders that are listed twice, and for a dataset without a training folder."""
@@ -223,10 +323,13 @@ class Job(Section):
         return self.fit
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield an error for a streamed base that the adapter has to measure."""
+        """Yield errors for a streamed base that the adapter has to measure, and for folders that break a rule."""
         if self.fit.is_streamed and self.recipe.needs_whole_base:
             kind = self.recipe.adapter
             yield "fit.stream", f'cannot be used with recipe.adapter = "{kind}", which measures all base weights'
+        for number, folder in enumerate(self.dataset.folders):
+            for key, reason in folder.overlay.broken_rules(self.recipe) if folder.overlay else ():
+                yield f"dataset.folders.{number}.{key}", reason
 
 
 def learning_rates(job: Job) -> dict[Part, float]:

@@ -80,8 +80,8 @@ def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: ty
     if near is not None:
         return f"unknown key (did you mean {near}?)"
     elsewhere = [found.key for found in fields(root) if found.key.rpartition(".")[2] == word and "[" not in found.key]
-    if elsewhere:
-        return f"unknown key in this table (did you mean {elsewhere[0]}?)"
+    if elsewhere:  # a setting of the whole job, if there is one, not that of one folder
+        return f"unknown key in this table (did you mean {min(elsewhere, key=lambda key: '*' in key)}?)"
     place = f"[{parent}]" if parent else f"a {root.__name__.lower()}"
     return f"unknown key; valid keys of {place} are {', '.join(dict.fromkeys(names))}"
 

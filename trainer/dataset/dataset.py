@@ -12,13 +12,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainer.config.job import DatasetConfig
+from trainer.config.job import DatasetConfig, RecipeOverlay
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.decoders import Progress, inspect_images
 from trainer.dataset.duplicates import alike, same
 from trainer.dataset.findings import CROP_LOSS, Finding, by_severity, word_copies, word_marks
 from trainer.dataset.folders import ImageFile, Imported, Scan, scan_folders
-from trainer.dataset.image import ImageRecord, MaskSource, choose_bucket, crop_loss, enlargement, region_of
+from trainer.dataset.image import (
+    ImageRecord,
+    MaskSource,
+    choose_bucket,
+    crop_loss,
+    enlargement,
+    image_recipe,
+    region_of,
+)
 from trainer.dataset.inspection import ImageFacts, Inspection
 from trainer.dataset.sampling import (
     compose_caption,
@@ -88,8 +96,7 @@ class DatasetBuilder:
         self._scan = scan
         self._inspected: Mapping[Path, Inspection] = {}
         # With "auto" and no mask in the dataset, masks are not wanted, so none is reported as missing.
-        wanted = dataset.masks in ("files", "alpha")
-        self._masks_wanted = wanted or any(candidate.mask_path for candidate in scan.candidates)
+        self._has_masks = any(candidate.mask_path for candidate in scan.candidates)
 
     def images(self, progress: Progress | None) -> Iterator[tuple[ImageRecord, bytes]]:
         """Inspect all candidates and yield the record and the fingerprint of each image that can be used.
@@ -136,6 +143,7 @@ class DatasetBuilder:
             mask_id=mask_id,
             crop=candidate.crop,
             bucket=bucket,
+            overlay=folder.overlay,
         )
         return record, bytes.fromhex(facts.fingerprint)
 
@@ -152,13 +160,14 @@ class DatasetBuilder:
 
     def _mask(self, candidate: ImageFile, facts: ImageFacts) -> tuple[MaskSource, Path | None, str | None]:
         """Return the source, path and hash of an image's mask; an unreadable mask is reported and not used."""
-        if self._dataset.masks == "alpha" and facts.transparent:
+        masks = candidate.folder.masks
+        if masks == "alpha" and facts.transparent:
             return "alpha", None, None
         if candidate.mask_path and (mask := self._sound(candidate.mask_path)):
             if crop_loss(mask.width, mask.height, (facts.width, facts.height)) > 0.01:
                 self._mark("mask.size", candidate.mask_path)
             return "file", candidate.mask_path, mask.id
-        if self._masks_wanted:
+        if masks in ("files", "alpha") or (masks == "auto" and self._has_masks):
             self._mark("mask.missing", candidate.path)
         return "none", None, None
 
@@ -204,7 +213,7 @@ def _mark_captions(images: Iterable[ImageRecord], recipe: RecipeConfig, scan: Sc
 
 def _texts(image: ImageRecord, recipe: RecipeConfig) -> Iterator[str]:
     """Yield each alternative caption as used in training, but without dropout and with fixed wildcard choices."""
-    whole = without_randomness(recipe.captions)
+    whole = without_randomness(image_recipe(image, recipe).captions)
     for caption in image.captions or ("",):
         yield compose_caption((caption,), image.trigger, image.class_words, whole, np.random.default_rng(0))
 
@@ -297,8 +306,11 @@ def read_listing(path: Path) -> tuple[ImageRecord, ...]:
 
 
 def _line(image: ImageRecord) -> str:
+    record = to_record(image)
+    if (overlay := record.pop("overlay")) is not None:
+        record["overlay"] = overlay.stated()
     # ASCII only: file names on Linux may not be valid Unicode, and must be preserved.
-    return json.dumps(to_record(image), default=str)
+    return json.dumps(record, default=str)
 
 
 def _image(facts: Mapping[str, Any]) -> ImageRecord:
@@ -310,11 +322,18 @@ def _image(facts: Mapping[str, Any]) -> ImageRecord:
         "crop": None if crop is None else tuple(crop),
         "bucket": tuple(facts["bucket"]),
         "kind": renamed(facts["kind"], "dataset.folders.kind"),
+        "overlay": _overlay(json.dumps(renamed(facts["overlay"], "recipe"))) if "overlay" in facts else None,
     }
     values = {**facts, **typed}
     # Every line would have its own copies of these values, which would take as much memory as the rest of the record.
     shared = {key: _shared(values[key]) for key in ("kind", "trigger", "class_words", "mask", "bucket")}
     return build(ImageRecord, {**values, **shared})
+
+
+@lru_cache(maxsize=4096)
+def _overlay(text: str) -> RecipeOverlay:
+    """Return the same object for equal settings of folders, given as JSON."""
+    return RecipeOverlay.model_validate_json(text)
 
 
 @lru_cache(maxsize=4096)

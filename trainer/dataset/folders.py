@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from trainer.config.job import DatasetConfig, FolderConfig
+from trainer.config.job import DatasetConfig, FolderConfig, Lines, Masks, RecipeOverlay
 from trainer.dataset import caption_files
 from trainer.dataset.findings import Finding
 from trainer.dataset.image import Crop, Kind
@@ -42,6 +42,9 @@ class FolderFacts:
     weight: float
     trigger: str
     class_words: str
+    lines: Lines
+    masks: Masks
+    overlay: RecipeOverlay | None
 
 
 class FolderMarks(NamedTuple):
@@ -144,10 +147,10 @@ def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Importe
         above = {} if path == root else below(whole, path.relative_to(root).as_posix())
         own = whole if path == root else _read_metadata(path, scan, links)
         directory = _Directory(path, files, _read_notes(path, links), {**above, **own})
-        facts = _folder_facts(config, root, path, scan, links)
+        facts = _folder_facts(config, dataset, root, path, scan, links)
         for file in files:
             if is_image(file):
-                _scan_image(file, directory, facts, dataset, imported, scan)
+                _scan_image(file, directory, facts, imported, scan)
         _mark_strays(directory, scan)
 
 
@@ -234,7 +237,9 @@ def _no_images(root: Path) -> DatasetError:
     )
 
 
-def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, links: Links) -> FolderFacts:
+def _folder_facts(
+    config: FolderConfig, dataset: DatasetConfig, root: Path, path: Path, scan: Scan, links: Links
+) -> FolderFacts:
     """Return a directory's settings: from the job, else from the directory or its nearest parent that has them."""
     marks = folder_marks([(folder.name, _read_notes(folder, links).folder) for folder in chain_of(root, path)])
     if marks.named and not config.repeats and marks.named >= _MANY_REPEATS:
@@ -247,6 +252,9 @@ def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, link
         weight=config.weight,
         trigger=_first(config.trigger, marks.trigger).strip(),
         class_words=class_words,
+        lines=dataset.lines_of(config),
+        masks=dataset.masks_of(config),
+        overlay=config.overlay,
     )
 
 
@@ -286,9 +294,7 @@ def _first(*texts: str | None) -> str:
     return next((text for text in texts if text is not None), "")
 
 
-def _scan_image(
-    file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, imported: Imported, scan: Scan
-) -> None:
+def _scan_image(file: Path, directory: _Directory, facts: FolderFacts, imported: Imported, scan: Scan) -> None:
     notes = directory.notes.of(file.name)
     if notes.excluded:
         scan.marks["image.excluded"].append(file)
@@ -296,20 +302,20 @@ def _scan_image(
     if len(directory.images(file.stem)) > 1:
         scan.marks["image.same_stem"].append(file)
     mask = directory.find(file.stem + MASK, ".png")
-    if mask and dataset.masks not in ("auto", "files"):
+    if mask and facts.masks not in ("auto", "files"):
         scan.marks["mask.unused"].append(mask)
         mask = None
-    captions = imported.get(file) or _captions(file, directory, facts, dataset, scan)
+    captions = imported.get(file) or _captions(file, directory, facts, scan)
     scan.candidates.append(ImageFile(file, facts, captions, mask, notes.crop))
 
 
-def _captions(file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, scan: Scan) -> Captions:
+def _captions(file: Path, directory: _Directory, facts: FolderFacts, scan: Scan) -> Captions:
     """Return an image's captions from the first nonempty source (.txt, .caption, metadata.jsonl); add findings."""
     sources = [path for suffix in caption_files.SUFFIXES if (path := directory.find(file.stem, suffix))]
     texts = [text for path in sources if (text := _caption_text(path, scan)) is not None]
     if (listed := directory.metadata.get(file.name)) is not None:
         texts.append(listed)
-    found = [caption_files.split_caption(text, dataset.lines) for text in texts]
+    found = [caption_files.split_caption(text, facts.lines) for text in texts]
     if len(set(found)) > 1:
         scan.marks["caption.clash"].append(file)
     if used := next((alternatives for alternatives in found if alternatives), ()):

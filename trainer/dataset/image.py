@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from trainer.config.job import RecipeOverlay
 from trainer.config.recipe import ImagesConfig, RecipeConfig
 from trainer.protocol.records import json_keys
 
@@ -18,7 +19,7 @@ MaskSource = Literal["none", "file", "alpha"]
 
 @json_keys(
     "id", "path", "width", "height", "kind", "repeats", "weight", "captions", "trigger", "class_words", "mask",
-    "mask_path", "mask_id", "crop", "bucket",
+    "mask_path", "mask_id", "crop", "bucket", "overlay",
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
@@ -45,10 +46,20 @@ class ImageRecord:
     """Region to train on: left, top, right and bottom as fractions of the upright image."""
     bucket: tuple[int, int]
     """Width and height of the training image in pixels."""
+    overlay: RecipeOverlay | None = None
+    """Recipe settings of the image's folder that differ from the job's; None if there are none."""
 
     def region(self) -> tuple[int, int, int, int]:
         """Return the region to train on as (left, top, width, height) in pixels of the upright image."""
         return region_of(self.width, self.height, self.crop)
+
+
+def image_recipe(image: ImageRecord, recipe: RecipeConfig) -> RecipeConfig:
+    """Return the recipe of one image: the job's recipe with the settings of the image's folder.
+
+    Whatever reads a setting that a folder can change, such as captions or flips, must read it here.
+    """
+    return recipe if image.overlay is None else image.overlay.applied_to(recipe)
 
 
 def region_of(width: int, height: int, crop: Crop | None) -> tuple[int, int, int, int]:

@@ -8,13 +8,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal, TypeVar
 
 import numpy as np
 
+from trainer.config.job import RecipeOverlay
 from trainer.config.recipe import CaptionConfig, RecipeConfig
-from trainer.dataset.image import ImageRecord
+from trainer.dataset.image import ImageRecord, image_recipe
 from trainer.files.tokens import CHUNK, padded_length
 
 # The innermost braces that contain a bar; replacing from the inside out also resolves nested wildcards.
@@ -189,7 +190,7 @@ def caption_lengths(image: ImageRecord, recipe: RecipeConfig) -> CaptionLengths:
     """Return which lengths an image's captions can have in training, without drawing samples."""
     if not recipe.has_caption_lengths:
         return CaptionLengths(*[recipe.token_chunks] * 3)
-    captions = recipe.captions
+    captions = image_recipe(image, recipe).captions
     usual = plain_sample(image, recipe).tokens
     if captions.wildcards or len(image.captions) > 1:
         whole = without_randomness(captions).replaced(wildcards=False)
@@ -218,6 +219,7 @@ def _longest_options(text: str) -> str:
 
 def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
     """Return one sample of an image, as a pure function of (seed, epoch, image, repeat)."""
+    recipe = image_recipe(image, recipe)
     stream = partial(generator, recipe.seed, epoch=epoch, sample=image.id, repeat=repeat)
     caption = ""
     if not drops_captions(recipe.captions, epoch):
@@ -230,7 +232,7 @@ def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: in
 
 def plain_sample(image: ImageRecord, recipe: RecipeConfig) -> Sample:
     """Return the validation sample of an image: center crop, no flip, no shuffling or dropout."""
-    plain = without_randomness(recipe.captions)
+    plain = without_randomness(image_recipe(image, recipe).captions)
     stream = generator(recipe.seed, "validation", sample=image.id)
     caption = compose_caption(image.captions, image.trigger, image.class_words, plain, stream)
     window = crop_window(image, 0.5, 0.5)
@@ -408,5 +410,12 @@ def _content_order(image: ImageRecord) -> tuple[object, ...]:
         image.weight,
         image.crop or (),
         image.mask_id or "",
+        _overlay_order(image.overlay),
         image.path.as_posix(),
     )
+
+
+@lru_cache(maxsize=4096)
+def _overlay_order(overlay: RecipeOverlay | None) -> str:
+    """Return a text that sorts images of equal contents by the settings of their folders."""
+    return "" if overlay is None else overlay.model_dump_json(exclude_none=True)

@@ -1,4 +1,4 @@
-"""The folders of a job's dataset, with their use and repeats, and a button that adds one."""
+"""The folders of a job's dataset, one per row; a button in each row shows the folder's other settings below it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import FOLDERS, ImageFolder
 from app.core.jobs.job_file import drop
+from app.core.jobs.settings import settings
 from app.core.session import Session
 from app.qt.theme import set_icon
-from app.qt.train.form import translated
+from app.qt.train.form import SettingRow, translated
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, ElidedLabel, SpinBox, plain_tip
 
 _KINDS = {
@@ -33,6 +34,8 @@ _KINDS = {
     "validation": QT_TRANSLATE_NOOP("Train", "validation"),
 }
 _MAX_REPEATS = 10_000
+_ABOVE = ("path", "kind", "repeats", "trigger")
+"""Keys of a folder that its row, or the essentials around it, already show."""
 
 
 class FolderRows(QWidget):
@@ -65,11 +68,14 @@ class FolderRows(QWidget):
         while len(self.rows) < len(listed):
             row = FolderRow()
             row.edited.connect(self._change)
+            row.setting_edited.connect(self._on_setting_edited)
+            row.left.connect(self._on_left)
             row.removed.connect(self._remove)
             self._column.insertWidget(len(self.rows), row)
             self.rows.append(row)
         for row, shown in zip(self.rows, listed, strict=True):
             row.show_folder(*shown)
+            row.show_draft(draft)
 
     def add_folder(self, folder: Path) -> None:
         """Add a folder to the dataset, or its subfolders if only those contain images."""
@@ -105,33 +111,50 @@ class FolderRows(QWidget):
         if self._draft is not None:
             self._draft.set(f"{FOLDERS}.{place}.{name}", value)
 
+    def _on_setting_edited(self, key: str, value: object, typing: bool) -> None:
+        if self._draft is not None:
+            self._draft.set(key, value, typing=typing)
+
+    def _on_left(self) -> None:
+        if self._draft is not None:
+            self._draft.seal()
+
     def _remove(self, place: int) -> None:
         if self._draft is not None:
             self._draft.edit(essentials.FOLDER_REMOVED, lambda values: drop(values, f"{FOLDERS}.{place}"))
 
 
 class FolderRow(QWidget):
-    """Row for one folder: name, image count, use, repeats and a button that removes it from the job."""
+    """Row for one folder: name, image count, use, repeats, and buttons for other settings and for its removal."""
 
     edited = Signal(int, str, object)
     """Index of the folder, key in its table, and new value (None removes the key)."""
+    setting_edited = Signal(str, object, bool)
+    """Key in the job, new value, and whether the user is still typing."""
+    left = Signal()
     removed = Signal(int)
 
     def __init__(self) -> None:
         super().__init__()
         self._place = 0
-        self._kind_shown = ""
+        self._path = ""
+        self._draft: Draft | None = None
         self.name, self.count = ElidedLabel(), QLabel()
-        self.kind, self.repeats, self.remove = ComboBox(), SpinBox(), QToolButton()
+        self.kind, self.repeats, self.more, self.remove = ComboBox(), SpinBox(), QToolButton(), QToolButton()
+        self.details: list[SettingRow] = []
+        self._inner = QVBoxLayout()
         self._build()
         self.kind.activated.connect(lambda _: self._on_kind_activated())
         self.repeats.valueChanged.connect(lambda value: self.edited.emit(self._place, "repeats", value or None))
+        self.more.toggled.connect(self._on_more_toggled)
         self.remove.clicked.connect(lambda: self.removed.emit(self._place))
 
     def show_folder(self, place: int, folder: dict[str, Any], count: int | None) -> None:
         """Show the entry at index `place` of `dataset.folders`, and its image count unless `count` is None."""
-        self._place = place
         path = str(folder["path"])
+        if (place, path) != (self._place, self._path):
+            self._close_details()
+        self._place, self._path = place, path
         name = Path(path).name or path
         self.name.setText(name)
         self.name.setToolTip(plain_tip(path))
@@ -147,9 +170,41 @@ class FolderRow(QWidget):
         for part, what in (
             (self.kind, self.tr("Use")),
             (self.repeats, self.tr("Repeats")),
+            (self.more, self.tr("More settings")),
             (self.remove, self.tr("Remove from the job")),
         ):
             part.setAccessibleName(f"{what}: {name}")
+
+    def show_draft(self, draft: Draft) -> None:
+        """Show the folder's other settings in this job, if they are open."""
+        self._draft = draft
+        for row in self.details:
+            row.show_draft(draft)
+
+    def _on_more_toggled(self, on: bool) -> None:
+        if on and not self.details:
+            for each in settings():
+                inside = each.key.removeprefix(f"{FOLDERS}.*.")
+                if inside != each.key and inside not in _ABOVE:
+                    self._add_detail(SettingRow(each, each.key.replace("*", str(self._place))))
+        for row in self.details:
+            row.setVisible(on)
+
+    def _add_detail(self, row: SettingRow) -> None:
+        row.edited.connect(self.setting_edited)
+        row.left.connect(self.left)
+        if self._draft is not None:
+            row.show_draft(self._draft)
+        self.details.append(row)
+        self._inner.addWidget(row)
+
+    def _close_details(self) -> None:
+        """Close the settings: the row is about to show another folder, and their keys contain the folder's index."""
+        for row in self.details:
+            row.hide()
+            row.deleteLater()
+        self.details.clear()
+        self.more.setChecked(False)
 
     def _on_kind_activated(self) -> None:
         kind = self.kind.currentData()
@@ -175,14 +230,23 @@ class FolderRow(QWidget):
         )
         self.repeats.setFixedWidth(128)
         self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here
-        self.remove.setIconSize(QSize(16, 16))
+        self.more.setCheckable(True)
+        self.more.setToolTip(self.tr("Captions, crops, masks and other settings for this folder only"))
         self.remove.setToolTip(self.tr("Remove from the job; the images are kept"))
-        set_icon(self.remove, "close", "muted")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
+        for button, drawing in ((self.more, "more"), (self.remove, "close")):
+            button.setIconSize(QSize(16, 16))
+            set_icon(button, drawing, "muted")
+        row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self.name, 1)
         row.addWidget(self.count)
         row.addStretch()
-        for part in (self.kind, self.repeats, self.remove):
+        for part in (self.kind, self.repeats, self.more, self.remove):
             row.addWidget(part)
+        self._inner.setContentsMargins(24, 0, 0, 0)
+        self._inner.setSpacing(0)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(2)
+        column.addLayout(row)
+        column.addLayout(self._inner)

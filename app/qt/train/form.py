@@ -35,7 +35,12 @@ _WINDOW_SHORTCUTS = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Red
 _YES_NO = {True: QT_TRANSLATE_NOOP("Train", "yes"), False: QT_TRANSLATE_NOOP("Train", "no")}
 _AUTOMATIC = QT_TRANSLATE_NOOP("Train", "automatic")
 _NOTHING = QT_TRANSLATE_NOOP("Train", "none")
-_OFF = QT_TRANSLATE_NOOP("Train", "off")
+_UNSET = {
+    "off": QT_TRANSLATE_NOOP("Train", "off"),
+    "as in the recipe": QT_TRANSLATE_NOOP("Train", "as in the recipe"),
+    "as in the dataset": QT_TRANSLATE_NOOP("Train", "as in the dataset"),
+}
+"""First item of combo boxes, by the default that the help describes; "automatic" for others."""
 WIDTH = 190
 """Width of a value's editor, in logical pixels."""
 _ESSENTIAL = ("name", "base.model")
@@ -96,7 +101,7 @@ class CheckEditor(QCheckBox):
 
 
 class ChoiceEditor(ComboBox):
-    """Combo box for a setting with a few values; the first item is "off" or "automatic" if there is no default."""
+    """Combo box for a setting with a few values; the first item stands for no value if there is no default."""
 
     edited = Signal(object, bool)
     left = Signal()
@@ -105,7 +110,7 @@ class ChoiceEditor(ComboBox):
         super().__init__()
         self._setting = setting
         if setting.default is None:
-            self.addItem(translated(_OFF if setting.is_off_by_default else _AUTOMATIC), None)
+            self.addItem(translated(_UNSET.get(setting.described_default, _AUTOMATIC)), None)
         for choice in setting.choices:
             self.addItem(translated(_YES_NO[choice]) if isinstance(choice, bool) else str(choice), choice)
         self._known = self.count()

@@ -238,6 +238,30 @@ def test_folders_are_told_what_they_are_for(page: TrainPage, qtbot: QtBot, tmp_p
     assert any("nothing to train on" in label.text() for label in labels)
 
 
+def test_a_folder_has_settings_of_its_own(page: TrainPage, qtbot: QtBot, tmp_path: Path) -> None:
+    pictures = page.sheet.essentials.images
+    pictures.add_folder(tmp_path / "klasse")
+    row = pictures.rows[1]
+    row.more.click()
+    rows = {each.key.removeprefix("dataset.folders.1."): each for each in row.details}
+    assert {"weight", "class_words", "lines", "masks", "captions.dropout", "images.flip"} <= set(rows)
+    type_into(qtbot, rows["captions.dropout"].editor, "0.2")
+    flip = rows["images.flip"].editor
+    assert isinstance(flip, QComboBox)
+    assert flip.itemText(0) == "as in the recipe"
+    flip.setCurrentIndex(flip.findData(False))
+    flip.activated.emit(flip.currentIndex())
+    expected = {"captions": {"dropout": 0.2}, "images": {"flip": False}}
+    reaches_disk(qtbot, page, lambda values: expected.items() <= values["dataset"]["folders"][1].items())
+    flip.setCurrentIndex(0)
+    flip.activated.emit(0)
+    reaches_disk(qtbot, page, lambda values: "images" not in values["dataset"]["folders"][1])
+    assert not rows["captions.keep_tokens"].editor.isEnabled()  # nothing is shuffled
+    qtbot.mouseClick(pictures.rows[0].remove, Qt.MouseButton.LeftButton)
+    assert not pictures.rows[0].details  # it shows another folder now
+    reaches_disk(qtbot, page, lambda values: values["dataset"]["folders"][0]["captions"] == {"dropout": 0.2})
+
+
 def test_a_job_is_deleted_and_brought_back_and_a_recipe_begins_a_new_one(
     page: TrainPage, window: Window, session: Session, qtbot: QtBot
 ) -> None:

@@ -154,7 +154,7 @@ def test_v_prediction_is_said() -> None:
 
 def test_captions_stay_private_unless_asked_for() -> None:
     assert not any("tag" in key or "dataset" in key for key in metadata(facts()))
-    tags = count_tags(["gouache, a cat, a cat", "gouache, été ,", ""])
+    tags = count_tags([("gouache, a cat, a cat", ","), ("gouache; été ;", ";"), ("", ",")])
     assert tags == {"gouache": 2, "a cat": 1, "été": 1}
     found = metadata(facts(tags=tags))
     assert json.loads(found["ss_tag_frequency"]) == {"Gouache": tags}

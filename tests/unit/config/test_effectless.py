@@ -76,6 +76,31 @@ WITHOUT_EFFECT = {
     ),
     "multires": ("sd15", ["recipe.objective.multires_iterations=3"], "recipe.objective.multires_iterations"),
     "masks": ("sd15", ["recipe.objective.unmasked_weight=0.5"], "recipe.objective.unmasked_weight"),
+    "keep tokens of a folder": (
+        "sd15",
+        ["dataset.folders.0.captions={keep_tokens=2}"],
+        "dataset.folders.0.captions.keep_tokens",
+    ),
+    "separator of a folder": (
+        "sd15",
+        ["dataset.folders.0.captions={separator=';', secondary_separator=';'}"],
+        "dataset.folders.0.captions.secondary_separator",
+    ),
+    "flips of no folder": (
+        "sd15",
+        ["recipe.images.flip=true", "dataset.folders.0.images.flip=false"],
+        "recipe.images.flip",
+    ),
+    "lines of no folder": (
+        "sd15",
+        ["dataset.lines=variants", "dataset.folders.0.lines=caption"],
+        "dataset.lines",
+    ),
+    "masks of no folder": (
+        "sd15",
+        ["recipe.objective.unmasked_weight=0.5", "dataset.masks=auto", "dataset.folders.0.masks=none"],
+        "recipe.objective.unmasked_weight",
+    ),
     "keep tokens": ("sd15", ["recipe.captions.keep_tokens=1"], "recipe.captions.keep_tokens"),
     "secondary separator": ("sd15", ["recipe.captions.secondary_separator=','"], "recipe.captions.secondary_separator"),
     "epochs without captions": (
@@ -142,4 +167,20 @@ def test_settings_with_effect_are_not_named() -> None:
         "recipe.text_encoder.learning_rate=1",
     )
     assert settings_without_effect(used, "sd15") == []
+    by_folders = job(
+        "recipe.captions.keep_tokens=1",
+        "recipe.images.flip=true",
+        'dataset.folders=[{path="a", captions={shuffle=true}}, {path="b", images={flip=false}}]',
+    )
+    assert settings_without_effect(by_folders, "sd15") == []
+
+
+def test_validation_draws_nothing_whatever_its_folder_says() -> None:
+    text = '{path="b", kind="validation", captions={shuffle=true, dropout=0.1, suffix="x"}, images={flip=true}}'
+    found = settings_without_effect(job(f'dataset.folders=[{{path="a"}}, {text}]'), "sd15")
+    at = "dataset.folders.1."
+    assert {key for key, _ in found} == {f"{at}captions.shuffle", f"{at}captions.dropout", f"{at}images.flip"}
+
+
+def test_a_job_without_settings_has_none_without_effect() -> None:
     assert settings_without_effect(job(), "sdxl") == []

@@ -15,6 +15,9 @@ GOOD = 'schema = 1\nname = "a"\n[base]\nmodel = "own/er"\n[[dataset.folders]]\np
 KEYS = {re.sub(r"\[\w+\]", "", found.key): found for found in fields(Job)}
 # Called the same everywhere, or there is nothing like it elsewhere.
 OURS = {
+    # A folder's settings are those of the recipe and the dataset, where their other names are known.
+    *(key for key in KEYS if key.startswith(("dataset.folders.*.captions.", "dataset.folders.*.images."))),
+    "dataset.folders.*.lines", "dataset.folders.*.masks",
     "schema", "preset", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
     "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
     "recipe.lokr_factor", "recipe.tlora_min_rank",

@@ -77,9 +77,10 @@ MEANS_SOMETHING_ABSENT = {
     *(f"recipe.schedule.{name}" for name in ("timescale", "decay", "decay_type", "step_rules")),
     "report.saving.every_epochs",
     "report.saving.keep",
-    "dataset.folders.0.repeats",
-    "dataset.folders.0.trigger",
-    "dataset.folders.0.class_words",
+    *(
+        f"dataset.folders.0.{name}"
+        for name in ("repeats", "trigger", "class_words", "lines", "masks", "captions", "images")
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import require_value
 from trainer.dataset.cache_keys import GIGABYTE, MAX_SHARD_SAMPLES, CacheKeys, latent_bytes, text_bytes
-from trainer.dataset.image import ImageRecord
+from trainer.dataset.image import ImageRecord, image_recipe
 from trainer.dataset.sampling import (
     Sample,
     draw_sample,
@@ -197,14 +197,17 @@ def _epochs_without_captions(recipe: RecipeConfig, epochs: int) -> int:
 
 def _varies_by_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> bool:
     """Return whether an epoch may contain samples that no earlier epoch contained."""
-    chosen = recipe.captions.wildcards or recipe.captions.shuffle or recipe.captions.dropout > 0
-    cut = recipe.images.flip or recipe.images.crop == "random"
-    return (
-        chosen
-        or cut
-        or recipe.captions.tag_dropout > 0
-        or any(len(image.captions) > 1 or image.kind == "regularization" for image in images)
+    return any(
+        len(image.captions) > 1 or image.kind == "regularization" or _is_random(image_recipe(image, recipe))
+        for image in images
     )
+
+
+def _is_random(recipe: RecipeConfig) -> bool:
+    """Return whether an image's caption or crop may differ from sample to sample."""
+    captions, images = recipe.captions, recipe.images
+    text = captions.wildcards or captions.shuffle or captions.dropout > 0 or captions.tag_dropout > 0
+    return text or images.flip or images.crop == "random"
 
 
 def _subsample(step: int, images: Sequence[ImageRecord]) -> Sequence[ImageRecord]:

@@ -16,7 +16,7 @@ from trainer.adapter.plain_copy import output_error, plain_copy
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.config.methods import ADAPTERS
-from trainer.dataset.image import ImageRecord
+from trainer.dataset.image import ImageRecord, image_recipe
 from trainer.errors import LoraFileError, RunError
 from trainer.files.header import read_header
 from trainer.protocol import events, files
@@ -129,7 +129,11 @@ class Exporter:
         kinds = Counter(image.kind for image in self.images)
         trained = [image for image in self.images if image.kind == "train"]
         triggers = dict.fromkeys(image.trigger for image in trained if image.trigger)
-        captions = (caption for image in trained for caption in image.captions[:1])
+        captions = (
+            (caption, image_recipe(image, job.recipe).captions.separator)
+            for image in trained
+            for caption in image.captions[:1]
+        )
         return ExportFacts(
             title=job.name,
             family=source.family,
@@ -150,7 +154,7 @@ class Exporter:
             author=job.output.author,
             license=job.output.license,
             description=job.output.description,
-            tags=count_tags(captions, job.recipe.captions.separator) if job.output.tag_frequency else None,
+            tags=count_tags(captions) if job.output.tag_frequency else None,
         )
 
     def _epochs(self, step: int) -> int:

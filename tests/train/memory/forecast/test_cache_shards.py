@@ -21,7 +21,7 @@ from trainer.base.source import BaseSource, open_base
 from trainer.cli.plan_text import remark
 from trainer.config.base import BaseConfig
 from trainer.config.fit import FitConfig
-from trainer.config.job import DatasetConfig, FolderConfig, Job
+from trainer.config.job import DatasetConfig, FolderConfig, Job, RecipeOverlay
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import EpochBatches, Sample, measured_samples
@@ -103,6 +103,17 @@ def test_without_chance_only_parts_of_an_epoch_are_encoded_twice_and_with_room_t
     learning = later_shards(job_of(1e-9, captions={"shuffle": True}), pictures(), ())
     assert learning.shards == 39 and (learning.images, learning.texts) == (78, 0)
     assert later_shards(job_of(1e-9), [], texts) == NO_LATER_SHARDS
+
+
+def test_chance_in_a_folder_counts_as_in_a_recipe() -> None:
+    texts = [tiny_configs("sd15")["text_encoder"]]
+    tables = {"images": {"crop": "random"}, "captions": {"shuffle": True}}
+    overlay = RecipeOverlay.model_validate(tables)
+    by_folder = [replace(picture, overlay=overlay) for picture in pictures()]
+    for gigabytes in (1e-9, 1e-4):
+        drawn = later_shards(job_of(gigabytes, **tables), pictures(), texts)
+        assert drawn.images > 0
+        assert later_shards(job_of(gigabytes), by_folder, texts) == drawn
 
 
 def test_what_is_listed_at_once_limits_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
