@@ -87,6 +87,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
         )
         for kind in ("tlora", "dora", "loha", "lokr", "oft")
     },
+    "ema, bf16": ("recipe.optimizer.name=adamw", "fit.dtype=bf16", "recipe.ema_decay=0.5", *LIVE),
     "adamw, fp16": ("recipe.optimizer.name=adamw", "fit.dtype=fp16", *LIVE, "recipe.rank=8", "recipe.alpha=4096"),
 }
 

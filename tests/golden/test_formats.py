@@ -77,7 +77,11 @@ RENAMED_VALUES: dict[object, object] = {"regularization": "regularisation"}
 RENAMED_EVENT_KEYS: dict[str, dict[str, str]] = {"step": {"images": "pictures"}, "stepped_down": {"fallback": "rung"}}
 """The former keys of events that were renamed since, by the event's type and the present key."""
 
-ADDED_EVENT_KEYS: dict[str, tuple[str, ...]] = {"step": ("data_seconds", "reserved")}
+ADDED_EVENT_KEYS: dict[str, tuple[str, ...]] = {
+    "step": ("data_seconds", "reserved"),
+    "preview": ("ema",),
+    "saved": ("ema",),
+}
 """Keys that events have had since later versions, by the event's type; they are None in those of 0.1.0."""
 
 JOBS = sorted(path.name for path in (SAMPLES / "jobs").iterdir() if path.name != "new.toml")

@@ -220,12 +220,14 @@ class Trial:
         return [event for event in self.seen if isinstance(event, kind)]
 
     def lora(self) -> tuple[str, dict[str, str]]:
-        """Return the SHA-256 of the finished LoRA's tensors, and its metadata without times."""
-        file = self.run.output / "test.safetensors"
-        data = file.read_bytes()
+        """Return the SHA-256 of the tensors of the LoRA and its moving average, and its metadata without times."""
+        file, digest = self.run.output / "test.safetensors", hashlib.sha256()
+        for written in sorted(self.run.output.glob("test*[a-z].safetensors")):
+            data = written.read_bytes()
+            digest.update(data[8 + int.from_bytes(data[:8], "little") :])
         with safetensors.safe_open(file, framework="pt") as opened:
             metadata = {key: value for key, value in opened.metadata().items() if key not in TIME_KEYS}
-        return hashlib.sha256(data[8 + int.from_bytes(data[:8], "little") :]).hexdigest(), metadata
+        return digest.hexdigest(), metadata
 
 
 def run_with_changes(job: Path, settings: Sequence[str], changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Trial:

@@ -32,7 +32,7 @@ from trainer.memory.trace.workload import Workload
 from trainer.training import checkpoint
 from trainer.training.acceleration.cuda_graphs import make_graphs
 from trainer.training.callbacks.checkpoints import capture
-from trainer.training.callbacks.lora_export import export_mode
+from trainer.training.callbacks.lora_export import export_mode, preview_mode
 from trainer.training.callbacks.validation import losses_of_image
 from trainer.training.device.device import DTYPES, attention_kernels
 from trainer.training.device.offload import empty_cache, offloaded
@@ -112,7 +112,7 @@ class RealRun:
     def preview(self) -> None:
         """Render every prompt, then load the VAE, decode the images and release the VAE."""
         engine = self._loaded()
-        with self._attention(), export_mode(engine):
+        with self._attention(), preview_mode(engine):
             latents = [self._draw(engine, index) for index in range(len(self.workload.previews))]
             with offloaded(engine.models.unet) if self.workload.fit.preview_offload else nullcontext():
                 empty_cache(self.device)

@@ -89,7 +89,8 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
             recipe[section].update(zip((low, high), sorted((recipe[section][low], recipe[section][high])), strict=True))
     for key in ("debiased_estimation", "p2_gamma"):
         recipe["objective"].pop(key, None)
-    for key in ("lora_plus_ratio", "max_weight_norm", "adapter"):  # not every optimizer and adapter allows them
+    # Not every optimizer and adapter allows these.
+    for key in ("lora_plus_ratio", "max_weight_norm", "ema_decay", "adapter"):
         recipe.pop(key, None)
     for block in recipe["blocks"] or ():
         block["rank"] = block.get("rank") or 3

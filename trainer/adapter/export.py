@@ -173,6 +173,8 @@ class ExportFacts:
     """SHA-256 of the base's single file, 64 hex digits; None for a diffusers folder."""
     recipe: RecipeConfig
     """Resolved recipe, with resolution and steps set."""
+    ema: bool = False
+    """Whether the weights are the moving average of those of the last steps."""
     dtype: str
     """Dtype of the base: fp16, bf16 or fp32."""
     step: int
@@ -305,6 +307,8 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         values["ss_caption_dropout_every_n_epochs"] = recipe.captions.dropout_every_epochs
     if recipe.max_weight_norm is not None:
         values["ss_scale_weight_norms"] = recipe.max_weight_norm
+    if facts.ema:
+        values["impasto_ema_decay"] = recipe.ema_decay
     return {key: str(value) for key, value in values.items()} | _dataset(facts)
 
 
@@ -343,7 +347,7 @@ def _model_spec(facts: ExportFacts) -> dict[str, str]:
         "sai_model_spec": "1.0.1",
         "architecture": f"{ARCHITECTURES[facts.family]}/lora",
         "implementation": _IMPLEMENTATIONS[facts.family],
-        "title": facts.title,
+        "title": f"{facts.title} (EMA)" if facts.ema else facts.title,
         "resolution": f"{recipe.resolution}x{recipe.resolution}",
         # The start of the run, because the time of saving would make each export differ.
         "date": datetime.fromtimestamp(int(facts.started_at), UTC).isoformat(),

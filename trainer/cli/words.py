@@ -105,7 +105,8 @@ def sentence(event: events.Event) -> str | None:
             where = "validation images" if event.held_out else "training images (no images held out)"
             return f"Step {event.step:,}: loss {_number(event.loss)} with fixed noise on {where}."
         case events.Preview():
-            return f"Step {event.step:,}: rendered {event.file} in {event.seconds:.1f} s."
+            weights = " from the EMA weights" if event.ema else ""
+            return f"Step {event.step:,}: rendered {event.file}{weights} in {event.seconds:.1f} s."
         case events.Saved():
             return f"Step {event.step:,}: wrote {event.file}."
         case events.CommandEvent():

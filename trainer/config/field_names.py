@@ -70,6 +70,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.effective_batch": ("train_batch_size", "batch_size", "gradient_accumulation_steps", "total_batch_size"),
     "recipe.max_grad_norm": ("clip_grad_norm", "gradient_clipping"),
     "recipe.max_weight_norm": ("scale_weight_norms",),
+    "recipe.ema_decay": ("ema", "use_ema", "ema_config"),
     "recipe.clip_skip": ("text_encoder_layer_skip", "clip_skip_layers"),
     "recipe.token_chunks": ("max_token_length", "tokenizer_max_length"),
     "recipe.resolution": ("reso", "image_size"),

@@ -336,6 +336,8 @@ class RecipeConfig(Section):
     """Gradients with a larger norm are scaled down to it (kohya: max_grad_norm); 0: off."""
     max_weight_norm: float | None = Field(default=None, gt=0.0, le=1e6, title="Max weight norm")
     """A layer's LoRA with a larger norm is scaled down to it (kohya: scale_weight_norms); typically 1; default: off."""
+    ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0, title="EMA decay")
+    """Also save a moving average of the LoRA, as NAME-ema (OneTrainer: ema_decay); typically 0.999; default: off."""
     clip_skip: int | None = Field(default=None, ge=1, le=12)
     """Text encoder layer to use, counted as in kohya: 1 = last, 2 = penultimate; default: the last. SD 1.5 only."""
     token_chunks: Literal[75, 150, 225] = Field(default=75, title="Max token length")
@@ -418,6 +420,8 @@ class RecipeConfig(Section):
             yield "lora_plus_ratio", f"cannot be used: {reason}"
         if self.max_weight_norm is not None and optimizer.method.averages:
             yield "max_weight_norm", f"cannot be used: {optimizer.who} would not scale its averaged weights down"
+        if self.ema_decay is not None and optimizer.method.averages:
+            yield "ema_decay", f"cannot be used: {optimizer.who} averages the weights itself"
 
     def _adapter_rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for settings that the type of adapter cannot follow."""

@@ -163,7 +163,7 @@ class Validation(Event):
     """Loss by timestep; the keys are strings because JSON allows no others."""
 
 
-@json_keys("step", "index", "file", "seconds")
+@json_keys("step", "index", "file", "seconds", "ema")
 @dataclass(frozen=True)
 class Preview(Event):
     """A preview was generated; `file` is relative to the run directory, `index` counts prompts from 0."""
@@ -173,9 +173,11 @@ class Preview(Event):
     index: int
     file: str
     seconds: float
+    ema: bool | None = None
+    """Whether it shows the moving average of the weights; None if there is none."""
 
 
-@json_keys("step", "file", "sha256")
+@json_keys("step", "file", "sha256", "ema")
 @dataclass(frozen=True)
 class Saved(Event):
     """A LoRA file was written and checked; `file` is relative to the run directory."""
@@ -184,6 +186,8 @@ class Saved(Event):
     step: int
     file: str
     sha256: str
+    ema: bool | None = None
+    """Whether it is the moving average of the weights; None if there is none."""
 
 
 @json_keys("step", "folder")

@@ -28,6 +28,7 @@ from trainer.training.device.device import DTYPES
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.engine import Engine
 from trainer.training.objective import NoiseSchedule
+from trainer.training.optim.ema import WeightAverage
 from trainer.training.optim.master_weights import LossScaler, MasterWeights
 from trainer.training.optim.optimizer import ParameterGroup, build_optimizer
 from trainer.training.optim.weight_norm import WeightNormLimit
@@ -73,6 +74,8 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
     models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype, stream, adapter)
     engine = assemble_engine(job, parts, segments, models, adapter)
     engine.master_weights.load(first)  # in fp32; the working weights are rounded to the base's dtype
+    if engine.ema is not None:
+        engine.ema.load(first)
     return engine
 
 
@@ -96,6 +99,7 @@ def assemble_engine(
         collator=parts.collator,
         device=device,
         norm_limit=WeightNormLimit.create(job.recipe.max_weight_norm, adapter, masters),
+        ema=WeightAverage.create(job.recipe.ema_decay, masters),
         scaler=LossScaler() if job.fit.dtype == "fp16" else None,
     )
 

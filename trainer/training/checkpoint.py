@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import safetensors
@@ -24,6 +24,7 @@ from trainer.protocol.text import size as size_text
 
 # Free bytes required beyond the checkpoint itself, so that events and logs can still be written.
 SPARE_BYTES = 64 << 20
+EMA_FILE = "ema.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Checkpoint:
     adapter: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, object]
+    ema: dict[str, Tensor] = field(default_factory=dict)
+    """Moving average of the adapter's master weights; empty, and then not written, if the run has none."""
 
 
 def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
@@ -41,7 +44,9 @@ def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
 
     Raises ResumableError if that fails, with code "disk.full" if the disk is full; older checkpoints stay.
     """
-    tensors = {"adapter.safetensors": checkpoint.adapter, "optimizer.safetensors": checkpoint.optimizer}
+    # The optimizer's state is usually the largest and comes last, so that fewer copies exist at the same time.
+    averages = {EMA_FILE: checkpoint.ema} if checkpoint.ema else {}
+    tensors = {"adapter.safetensors": checkpoint.adapter, **averages, "optimizer.safetensors": checkpoint.optimizer}
     files = {name: safetensors.torch.save(to_cpu(values)) for name, values in tensors.items()}
     files["state.json"] = json.dumps(checkpoint.state, indent=1).encode("utf-8")
     parent.mkdir(parents=True, exist_ok=True)
@@ -133,13 +138,15 @@ def load_latest(
 def load_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the checkpoint in ``folder``, or None if anything in it is missing or damaged."""
     try:
-        if not holds(folder, read_manifest(folder)):
+        manifest = read_manifest(folder)
+        if not holds(folder, manifest):
             return None
         return Checkpoint(
             step=int(folder.name.removeprefix("step-")),
             adapter=safetensors.torch.load(read_bytes(folder / "adapter.safetensors", "part")),
             optimizer=safetensors.torch.load(read_bytes(folder / "optimizer.safetensors", "part")),
             state=table(parse_json(read_bytes(folder / "state.json", "list"), finite=False)),
+            ema=safetensors.torch.load(read_bytes(folder / EMA_FILE, "part")) if EMA_FILE in manifest else {},
         )
     except MemoryError:  # the checkpoint is fine, and falling back to an older one would lose its steps
         raise

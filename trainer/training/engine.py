@@ -20,6 +20,7 @@ from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.records import json_keys
 from trainer.training.data.batches import BatchSchedule, Collator
 from trainer.training.objective import NoiseSchedule
+from trainer.training.optim.ema import WeightAverage
 from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
 from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.optim.weight_norm import WeightNormLimit
@@ -53,6 +54,11 @@ class TrainingProgress:
     """Whether the validation due after this step was interrupted; a resume then starts with it."""
     stale_validations: int = 0
     """Number of validations since the one with the lowest loss."""
+
+    @property
+    def updates(self) -> int:
+        """Return the number of completed steps that changed the weights."""
+        return self.step - self.skipped - self.back_offs
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,8 @@ class Engine:
     device: torch.device
     norm_limit: WeightNormLimit | None = None
     """Limit of the norm of each layer's LoRA, if the recipe sets one."""
+    ema: WeightAverage | None = None
+    """Moving average of the master weights, if the recipe asks for one."""
     scaler: LossScaler | None = None
     graphs: StepRecorder | None = None
     """Recorder that replays micro-batches of recorded shapes, if the job asks for it."""
@@ -259,6 +267,8 @@ class Engine:
             self.optimizer.step()
             if self.norm_limit is not None:
                 self.norm_limit.apply()
+            if self.ema is not None:
+                self.ema.update(self.progress.updates)
             self.master_weights.refresh()
         # Recorded graphs add gradients at fixed addresses, so those are zeroed in place while graphs are in use.
         self.master_weights.zero_grad(keep=self.graphs is not None and self.graphs.in_use)

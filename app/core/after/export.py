@@ -204,8 +204,10 @@ def _files(snapshot: SavedSteps) -> dict[int, tuple[Path, bool]]:
     """Return each step's file if it still exists, and whether it is the final result (no step number in its name)."""
     files: dict[int, tuple[Path, bool]] = {}
     for saved in snapshot.saved:
-        path, last = snapshot.folder / saved.file, not Path(saved.file).stem.endswith(step_ending(saved.step))
-        if path.is_file() and (last or saved.step not in files):
+        stem = Path(saved.file).stem.removesuffix("-ema" if saved.ema else "")
+        path, last = snapshot.folder / saved.file, not stem.endswith(step_ending(saved.step))
+        # Previews show the moving average, if there is one, so its file is the one to choose by them.
+        if path.is_file() and (last or saved.ema or saved.step not in files):
             files[saved.step] = path, last
     results = [step for step, (_, last) in files.items() if last]
     for step in results[:-1]:  # an extended run writes its result again: only the latest is final

@@ -42,6 +42,7 @@ SETTINGS: Mapping[str, str] = {
     "ss_optimizer": "Optimizer",
     "ss_lr_scheduler": "Schedule",
     "ss_lr_warmup_steps": "Warm-up steps",
+    "impasto_ema_decay": "EMA decay",
     "ss_steps": "Steps",
     "ss_max_train_steps": "Planned steps",
     "ss_num_epochs": "Epochs",

@@ -119,7 +119,7 @@ class Series:
             case events.PhaseMemory() if event.phase not in ("first_step", "train", *self.phase_memory):
                 if event.allocated is not None:  # versions without samples wrote only this
                     self._add_sample(event.phase, event.allocated, event.reserved)
-            case events.Saved():
+            case events.Saved() if not event.ema:
                 self.marks.append(Mark("saved", event.step, event.file))
             case events.Preview() if not event.index:
                 self.marks.append(Mark("preview", event.step))

@@ -106,6 +106,10 @@ KEYS = {
         '[recipe]\nschedule.warmup = 10\noptimizer = {name = "schedulefree"}',
         "recipe.schedule.warmup: must be 0: Schedule-Free AdamW has its own warmup, optimizer.warmup_steps",
     ),
+    "two averages": (
+        '[recipe]\nema_decay = 0.999\noptimizer = {name = "schedulefree"}',
+        "recipe.ema_decay: cannot be used: Schedule-Free AdamW averages the weights itself",
+    ),
     "adafactor warm-up alone": (
         '[recipe.optimizer]\nname = "adafactor"\nwarmup_init = true',
         "recipe.optimizer.warmup_init: requires relative_step = true",

@@ -41,6 +41,7 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.blocks",
     "recipe.captions.secondary_separator",
     "recipe.captions.dropout_every_epochs",
+    "recipe.ema_decay",
     "recipe.lora_plus_ratio",
     "recipe.lokr_factor",
     "recipe.max_weight_norm",

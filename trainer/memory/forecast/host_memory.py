@@ -50,8 +50,13 @@ def host_bytes(
         case "checkpoint":
             kept = list(living)
             masters, state = _masters(kept), sum(storage.bytes for storage in kept if storage.kind == "optimizer")
-            # The state's copy exists from the start; the file of master weights is made first and kept for the second.
-            return max(state + COPIES_SAVED * masters, masters + COPIES_SAVED * state)
+            average = sum(storage.bytes for storage in kept if (storage.name or "").startswith("ema."))
+            # The state's copy exists from the start; the files are made in this order and kept until all are written.
+            return max(
+                state + COPIES_SAVED * masters,
+                state + masters + COPIES_SAVED * average,
+                masters + average + COPIES_SAVED * state,
+            )
         case "save":
             return COPIES_SAVED * _masters(living)
         case "first_step" | "train":

@@ -23,7 +23,7 @@ from trainer.protocol.plan import PlanEstimate
 # Recipe whose traces ship for every family.
 KNOWN_RECIPE = "style"
 # Settings of a recipe that change traces without changing the adapter; their defaults are the most likely to be known.
-MINOR_KEYS = ("dropout", "rank_dropout", "module_dropout", "max_weight_norm", "optimizer")
+MINOR_KEYS = ("dropout", "rank_dropout", "module_dropout", "max_weight_norm", "ema_decay", "optimizer")
 # An estimate this close to the budget, as a share of it, says neither that the job fits nor that it does not.
 UNSURE = 0.03
 # Images whose pixels differ by at most this share count as equally large.
@@ -124,7 +124,8 @@ def _trained_bytes(workload: Workload) -> int:
     width = 4 if workload.fit.dtype == "fp32" else 2
     # As one matrix: only the state of optimizers that keep sums of rows and columns depends on the shapes.
     weights = [MasterWeight((rank, numbers // rank), starts_at_zero=False)] if numbers else []
-    return numbers * (2 * width + _MASTER) + state_bytes(workload.recipe.optimizer, weights)
+    average = FP32 if workload.recipe.ema_decay else 0
+    return numbers * (2 * width + _MASTER + average) + state_bytes(workload.recipe.optimizer, weights)
 
 
 def _pixels(workload: Workload) -> int:

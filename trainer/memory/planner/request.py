@@ -104,7 +104,9 @@ def _run_bytes(job: Job, workload: Workload) -> int:
     saving, steps = job.report.saving, job.recipe.steps or 1
     files = min(-(-steps // (saving.every_steps or steps)), saving.keep or steps)
     checkpoints = min(-(-steps // (saving.checkpoint_every or steps)), saving.checkpoint_keep)
-    return least_weights(workload) * (files * _FILE_BYTES[job.output.dtype] + checkpoints * _CHECKPOINT_BYTES)
+    copies = 2 if job.recipe.ema_decay else 1
+    each = files * _FILE_BYTES[job.output.dtype] + checkpoints * _CHECKPOINT_BYTES
+    return least_weights(workload) * copies * each
 
 
 def least_weights(workload: Workload) -> int:

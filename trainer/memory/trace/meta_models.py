@@ -245,6 +245,8 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
         tracer.label(weight, "adapter", modules[key], f"working.{key}")
     for key, master in engine.master_weights.masters.items():
         tracer.label(master, "adapter", modules[key], f"master.{key}")
+    for key, average in engine.ema.weights.items() if engine.ema else ():
+        tracer.label(average, "adapter", modules[key], f"ema.{key}")
     for key in engine.adapter.zero_keys & engine.master_weights.masters.keys():
         tracer.mark_zero(engine.master_weights.masters[key])
     schedule = engine.noise_schedule

@@ -39,7 +39,7 @@ from trainer.memory.trace.meta_models import (
 )
 from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Workload, sizes_of_parts
-from trainer.training.callbacks.lora_export import export_mode
+from trainer.training.callbacks.lora_export import export_mode, preview_mode
 from trainer.training.callbacks.validation import losses_of_image
 from trainer.training.device.device import DTYPES
 from trainer.training.engine import Engine
@@ -134,7 +134,7 @@ def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
         label_engine(tracer, engine)
         weights = tracer.cut("weights")
         leaving = _offloaded_storages(engine, weights) if workload.fit.preview_offload else []
-        with tracer.stage("save"), export_mode(engine):
+        with tracer.stage("save"), preview_mode(engine):
             latents = {_size(p): _draw(tracer, workload, engine, p) for p in _distinct(workload.previews)}
             drawn = tracer.cut("draw")
             _place(tracer, "vae", vae, _vae_dtype(workload))

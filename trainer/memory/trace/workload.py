@@ -272,6 +272,7 @@ class Workload:
             # Only listed if there are any, as tiling above.
             *((("lokr_factor", recipe.lokr_factor),) if recipe.lokr_factor else ()),
             *((("tlora_min_rank", recipe.tlora_min_rank),) if recipe.tlora_min_rank else ()),
+            *((("ema", True),) if recipe.ema_decay else ()),
             *(tuple(block.model_dump().values()) for block in recipe.blocks or ()),
         )
 

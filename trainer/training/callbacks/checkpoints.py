@@ -72,7 +72,8 @@ def capture(engine: Engine, fallbacks: list[dict[str, object]]) -> checkpoint.Ch
         "fallbacks": fallbacks,
     }
     masters = {key: master.detach() for key, master in engine.master_weights.masters.items()}
-    return checkpoint.Checkpoint(engine.progress.step, masters, tensors, state)
+    averages = dict(engine.ema.weights) if engine.ema else {}
+    return checkpoint.Checkpoint(engine.progress.step, masters, tensors, state, averages)
 
 
 def is_restorable(saved: checkpoint.Checkpoint) -> bool:
@@ -101,6 +102,8 @@ def _tensor_names(value: Any) -> Iterator[str]:
 def restore(engine: Engine, saved: checkpoint.Checkpoint) -> None:
     """Restore a checkpoint into an engine with the same adapter and optimizer."""
     engine.master_weights.load(saved.adapter)
+    if engine.ema is not None:
+        engine.ema.load(saved.ema)
     state: Mapping[str, Any] = saved.state
     unpack_state(engine.optimizer, saved.optimizer, state["optimizer"])
     if engine.scaler:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -59,21 +59,31 @@ class Exporter:
         return self.run.output / f"{self.stem}.safetensors"
 
     def export(
-        self, weights: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress, *, final: bool
+        self,
+        weights: Mapping[str, Tensor],
+        adapter: Adapter,
+        progress: TrainingProgress,
+        *,
+        final: bool,
+        ema: bool = False,
     ) -> tuple[Path, str]:
         """Write and verify the current LoRA; return its path and SHA-256.
 
-        Raises ResumableError and LoraFileError.
+        With ``ema``, the weights are the moving average, whose files have -ema at the end of their names. Raises
+        ResumableError and LoraFileError.
         """
         path = self.final_path() if final else self.step_path(progress.step)
-        facts = self.facts(progress.step)
+        if ema:
+            path = _ema_path(path)
+        facts = self.facts(progress.step, ema=ema)
         dtype = DTYPES[self.job.output.dtype]
         try:
             metadata = lora_metadata(facts, adapter, path.stem)
             if self.job.output.diffusers and not adapter.changes:
                 converted = path.with_name(f"{path.stem}.diffusers.safetensors")
                 export_lora(converted, weights, adapter, metadata, dtype=dtype, naming="diffusers")
-            write_side_files(path, facts, self._preview(progress.step))
+            shown = ema == (self.job.recipe.ema_decay is not None)  # previews show only one of the two
+            write_side_files(path, facts, self._preview(progress.step) if shown else None)
             # Written last, so that if this file exists, the others exist too.
             sha256 = export_lora(path, weights, adapter, metadata, dtype=dtype)
         except OSError as error:
@@ -103,6 +113,8 @@ class Exporter:
     def add_preview(self, step: int) -> None:
         """Copy a step's preview next to its LoRA if both exist."""
         lora, image = self.step_path(step), self._preview(step)
+        if self.job.recipe.ema_decay is not None:
+            lora = _ema_path(lora)
         if image and lora.exists():
             files.write_bytes(lora.with_suffix(".png"), read_bytes(image, "image"))
 
@@ -120,11 +132,12 @@ class Exporter:
         stem = glob.escape(self.stem)
         for old in sorted(self.run.output.glob(f"{stem}-step*[0-9].safetensors"), key=step_of)[:-keep]:
             if step_of(old) not in protect:
-                for path in self.run.output.glob(f"{glob.escape(old.stem)}.*"):
-                    path.unlink(missing_ok=True)
+                for lora in (_ema_path(old), old):
+                    for path in self.run.output.glob(f"{glob.escape(lora.stem)}.*"):
+                        path.unlink(missing_ok=True)
 
-    def facts(self, step: int) -> ExportFacts:
-        """Return the metadata for this run's LoRA at ``step``; it is the same in every attempt."""
+    def facts(self, step: int, *, ema: bool = False) -> ExportFacts:
+        """Return the metadata for this run's LoRA at ``step``, or its moving average; the same in every attempt."""
         job, source = self.job, self.source
         kinds = Counter(image.kind for image in self.images)
         trained = [image for image in self.images if image.kind == "train"]
@@ -142,6 +155,7 @@ class Exporter:
             base_name=source.path.name if "://" in job.base.model else job.base.name,
             base_sha256=source.files[source.path.name] if source.form == "single" else None,
             recipe=job.recipe,
+            ema=ema,
             dtype=job.fit.dtype or "fp32",
             step=step,
             epoch=self._epochs(step),
@@ -168,6 +182,11 @@ class Exporter:
         return float(started)
 
 
+def _ema_path(path: Path) -> Path:
+    """Return the path of the moving average that is written next to a LoRA."""
+    return path.with_name(f"{path.stem}-ema{path.suffix}")
+
+
 def due(step: int, every: int | None) -> bool:
     """Return whether an action that repeats every ``every`` steps is due after ``step``; False if ``every`` is None."""
     return bool(every) and step > 0 and step % (every or 1) == 0
@@ -182,6 +201,13 @@ def export_mode(engine: Engine) -> Iterator[None]:
             yield
     finally:
         engine.adapter.training = True
+
+
+@contextmanager
+def preview_mode(engine: Engine) -> Iterator[None]:
+    """Put the model into its exported form inside the block, with the moving average of the weights if there is one."""
+    with export_mode(engine), engine.ema.in_use() if engine.ema else nullcontext():
+        yield
 
 
 class ExportCallback:
@@ -215,18 +241,28 @@ class ExportCallback:
         return not self.engine.is_done and (at_interval or step in (progress.best_step, self.finished))
 
     def save(self, progress: TrainingProgress, *, final: bool = False) -> Path:
-        """Export the LoRA now, under the name of its step or of the finished file, and return its path."""
+        """Export the LoRA now, under the name of its step or of the finished file, and return its path.
+
+        The moving average is written first, so that if the LoRA exists, it exists too.
+        """
+        engine, exporter = self.engine, self.exporter
         self.reporter.phase("save", 0, 1)
-        with averaged_weights(self.engine.optimizer, self.engine.master_weights):
-            masters, adapter = self.engine.master_weights.masters, self.engine.adapter
+        average = engine.ema and exporter.export(engine.ema.weights, engine.adapter, progress, final=final, ema=True)
+        with averaged_weights(engine.optimizer, engine.master_weights):
+            masters, adapter = engine.master_weights.masters, engine.adapter
             if final and adapter.changes:
                 self._save_copy(masters, adapter, progress)
-            path, sha256 = self.exporter.export(masters, adapter, progress, final=final)
-        self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256))
+            path, sha256 = exporter.export(masters, adapter, progress, final=final)
+        self._report(progress, path, sha256)
+        if average:
+            self._report(progress, *average, ema=True)
         self.reporter.phase("save", 1, 1)
         if not final:
             self.exporter.prune(self.engine.job.report.saving.keep, (progress.best_step, self.finished))
         return path
+
+    def _report(self, progress: TrainingProgress, path: Path, sha256: str, *, ema: bool | None = None) -> None:
+        self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256, ema=ema))
 
     def _save_copy(self, masters: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress) -> None:
         """Write the copy as a plain LoRA, and report how far its outputs are off on images of the last step."""

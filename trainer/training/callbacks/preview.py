@@ -20,7 +20,7 @@ from trainer.config.schema import require_value
 from trainer.dataset.sampling import padded_tokens
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.training.callbacks.lora_export import Exporter, due, export_mode
+from trainer.training.callbacks.lora_export import Exporter, due, preview_mode
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import DTYPES, attention_kernels
 from trainer.training.device.offload import offloaded, release_at
@@ -121,7 +121,8 @@ class Previewer:
 
     def _write(self, image: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
         path = self.path(step, index)
-        save_image(image, path, prompt.model_dump() | {"step": step, "run": self.job.name})
+        weights = {"weights": "EMA"} if self.job.recipe.ema_decay else {}
+        save_image(image, path, prompt.model_dump() | {"step": step, "run": self.job.name} | weights)
         return path
 
 
@@ -150,17 +151,20 @@ class PreviewCallback:
         return self.engine.is_done or due(step, self.engine.job.report.previews.every)
 
     def render(self, progress: TrainingProgress) -> None:
-        """Render all prompts with the weights in their exported form."""
+        """Render all prompts with the weights in their exported form: their moving average, if there is one."""
         if not self.previewer.prompts:
             return
         self.reporter.phase("preview", 0, len(self.previewer.prompts))
-        with export_mode(self.engine):
+        ema = True if self.engine.ema else None
+        with preview_mode(self.engine):
             self.previewer.render_all(
                 progress.step,
                 self.engine.models.unet,
                 self.engine.models.text_encoders,
                 lambda index, file, seconds: self.reporter.write(
-                    events.Preview(step=progress.step, index=index, file=f"samples/{file.name}", seconds=seconds)
+                    events.Preview(
+                        step=progress.step, index=index, file=f"samples/{file.name}", seconds=seconds, ema=ema
+                    )
                 ),
                 lambda done, total: self.reporter.phase("preview", done, total),
             )

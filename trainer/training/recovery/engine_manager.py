@@ -244,8 +244,11 @@ class EngineManager:
         engine = self._loaded_engine()
         if not self.partially_updated and self._captured is None:
             now = capture(engine, self.plan.state())
-            masters = {key: master.to("cpu", copy=True) for key, master in now.adapter.items()}
-            self._captured = dataclasses.replace(now, adapter=masters)
+            masters, averages = (
+                {key: weight.to("cpu", copy=True) for key, weight in weights.items()}
+                for weights in (now.adapter, now.ema)
+            )
+            self._captured = dataclasses.replace(now, adapter=masters, ema=averages)
         self._unloaded = True
         if engine.graphs:  # graphs contain addresses of the memory that is freed here
             engine.graphs.forget()
@@ -255,6 +258,8 @@ class EngineManager:
         for model in self.models.values():
             free_weights(model)
         engine.master_weights.discard()
+        if engine.ema is not None:
+            engine.ema.discard()
         engine.optimizer.state.clear()
         empty_cache(engine.device)
 

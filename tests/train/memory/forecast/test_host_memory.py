@@ -37,16 +37,18 @@ def of(name: str, kind: str, size: int) -> Storage:
     return Storage(size, kind, "unet", "", name)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("masters", "state"), [(4, 8), (4, 4)])
-def test_checkpoints_take_what_writing_them_takes(tmp_path: Path, masters: int, state: int) -> None:
+@pytest.mark.parametrize(("masters", "state", "average"), [(4, 8, 0), (4, 4, 0), (4, 8, 4)])
+def test_checkpoints_take_what_writing_them_takes(tmp_path: Path, masters: int, state: int, average: int) -> None:
     weights = {f"a{index}": torch.zeros(masters * MIB // 16) for index in range(4)}
     moments = {f"o{index}": torch.zeros(state * MIB // 16) for index in range(4)}
+    averages = {f"a{index}": torch.zeros(average * MIB // 16) for index in range(4) if average}
     tracemalloc.start()
-    save_checkpoint(tmp_path, Checkpoint(1, weights, moments, {}))
+    save_checkpoint(tmp_path, Checkpoint(1, weights, moments, {}, averages))
     written = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # The state lies in main memory already here; from a card it comes as a copy, which is there to the end.
     living = [of("master.a", "adapter", masters * MIB), of("exp_avg.a", "optimizer", state * MIB)]
+    living.append(of("ema.a", "adapter", average * MIB))
     assert host_bytes("checkpoint", tiny("sd15"), (), living) == pytest.approx(written + state * MIB, rel=0.03)
 
 

@@ -289,16 +289,18 @@ def played(*parts: tuple[MemoryTrace, ...]) -> tuple[dict[str, SurvivingStorage]
     return names, most
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_loading_takes_the_weights_and_nothing_else(dtype: Any) -> None:
-    wanted = tiny("sdxl", FitConfig(dtype=dtype), text_encoder=TextEncoderConfig(learning_rate=1e-4, rank=16))
+@pytest.mark.parametrize(("dtype", "ema"), [("fp32", None), ("bf16", None), ("bf16", 0.99)])
+def test_loading_takes_the_weights_and_nothing_else(dtype: Any, ema: float | None) -> None:
+    trained = TextEncoderConfig(learning_rate=1e-4, rank=16)
+    wanted = tiny("sdxl", FitConfig(dtype=dtype), text_encoder=trained, ema_decay=ema)
     (tape,) = other_phases.load(wanted)
     size = 4 if dtype == "fp32" else 2
     models = tiny_models("sdxl")
     base = sum(w.numel() for part in ("unet", "text_encoder", "text_encoder_2") for w in models[part].parameters())
     assert of_kind(tape, "weights") == size * base + 77 * 8 * 2 + 4 * 1000 * 4  # position ids, the noise schedule
     engine = empty_engine(wanted)
-    assert of_kind(tape, "adapter") == (size + 4) * sum(w.numel() for w in engine.adapter.parameters.values())
+    copies = size + 4 + (4 if ema else 0)  # working weights, master weights and their moving average
+    assert of_kind(tape, "adapter") == copies * sum(w.numel() for w in engine.adapter.parameters.values())
     assert of_kind(tape, "temporary") == 0 and (tape.events >= 0).all()
     # The order is that of the UNet's own parameters, then the encoders', then the adapter's.
     first = [storage.module for storage in tape.storages]

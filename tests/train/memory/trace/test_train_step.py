@@ -62,7 +62,7 @@ SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sd15", 2, {}, {"quantize": "int8"}),
     ("sd15", 2, {}, {"quantize": "int8_products"}),
     ("sdxl", 1, {}, {"gradient_checkpointing": "full"}),
-    ("sdxl", 2, {**TEXT, "token_chunks": 150}, {}),
+    ("sdxl", 2, {**TEXT, "token_chunks": 150, "ema_decay": 0.9}, {}),
     ("sd15", 1, {"layers": "all", "max_weight_norm": 1e-6, "lora_plus_ratio": 16.0}, {}),
     ("sdxl", 1, {"blocks": [{"match": "*.to_q", "rank": 3}, {"match": "unet.mid_block.*", "rate_factor": 0.0}]}, {}),
     ("sdxl", 3, {"max_grad_norm": 0.0}, {"gradient_checkpointing": ["up_blocks.0"]}),

@@ -148,6 +148,14 @@ def test_replayed_steps_keep_the_plan_that_they_had(place: Place, name: str) -> 
     assert_right(place, "sd15", settings, trial)
 
 
+def test_a_moving_average_is_right_after_an_optimizer_that_ran_out(place: Place) -> None:
+    settings = (*TRAIN_ONLY, "recipe.ema_decay=0.4", "recipe.learning_rate=0.01")
+    most = place.size(settings).of_optimizer
+    trial = place.exhausted("sd15", settings, Exhaustion(step_begins(4), most // 2, times=2, in_optimizer=True))
+    assert (trial.run.output / "test-ema.safetensors").exists()
+    assert_right(place, "sd15", settings, trial)
+
+
 def test_the_first_step_comes_down_like_the_others(place: Place) -> None:
     half = place.size(TRAIN_ONLY).allocations // 2
     trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(phase_begins("train", turn=2), half, times=3))
