@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.config.base import Family, Prediction
-from trainer.config.job import CaptionOverlay, FolderConfig, ImagesOverlay, Job
+from trainer.config.job import TIMESTEP_LIMITS, CaptionOverlay, FolderConfig, ImagesOverlay, Job
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig, TextEncoderConfig
 from trainer.config.schema import Section
 
@@ -151,6 +151,7 @@ def _replaced_by_folders(job: Job) -> Iterator[_Candidate]:
         ("dataset.", dataset, list(dataset.folders)),
         ("recipe.captions.", recipe.captions, [folder.captions for folder in dataset.folders]),
         ("recipe.images.", recipe.images, [folder.images for folder in dataset.folders]),
+        ("recipe.objective.", recipe.objective, list(dataset.folders)),
     )
     for at, section, tables in places:
         for key in type(section).model_fields:
@@ -169,6 +170,8 @@ def _folder_without_effect(folder: FolderConfig, at: str, recipe: RecipeConfig) 
         yield f"{at}captions.{key}", captions, measured, why
     for key in ("crop", "flip"):
         yield f"{at}images.{key}", images, measured, why
+    for key in TIMESTEP_LIMITS:
+        yield at + key, folder, measured, "validation has its own timesteps (report.validation.timesteps)"
 
 
 def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
@@ -248,7 +251,9 @@ def doubtful(job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None
     yield from not_forecast(job)
     yield from _doubtful_weights(job, prediction)
     yield from _doubtful_patience(job)
-    if job.recipe.objective.debiased_estimation and zero_terminal_snr and job.recipe.objective.timestep_max == 999:
+    objective = job.recipe.objective
+    last = max(folder.recipe_from(job.recipe).objective.timestep_max for folder in job.dataset.folders)
+    if objective.debiased_estimation and zero_terminal_snr and last == 999:
         yield (
             "recipe.objective.debiased_estimation",
             "this base has zero terminal SNR: pure noise would be weighted a thousand times as much as the cleanest "

@@ -18,6 +18,8 @@ Text = Annotated[str, Field(min_length=1)]
 HeldOut = Annotated[float, Field(ge=0.0, le=0.5)]
 Lines = Literal["caption", "variants"]
 Masks = Literal["auto", "files", "alpha", "none"]
+Timestep = Annotated[int, Field(ge=0, le=999)]
+TIMESTEP_LIMITS = ("timestep_min", "timestep_max")
 SCHEMA = 3
 _Table = TypeVar("_Table", bound=Section)
 _Kind = TypeVar("_Kind", bound=type[Section])
@@ -61,16 +63,20 @@ class RecipeOverlay(Section):
 
     captions: CaptionOverlay | None = None
     images: ImagesOverlay | None = None
+    timestep_min: Timestep | None = None
+    timestep_max: Timestep | None = None
 
     def applied_to(self, recipe: RecipeConfig) -> RecipeConfig:
         """Return the recipe with this folder's settings.
 
         The values have been validated, but rules between keys may be broken: see `broken_rules`.
         """
+        limits = {key: value for key in TIMESTEP_LIMITS if (value := getattr(self, key)) is not None}
         return recipe.model_copy(
             update={
                 "captions": _overlaid(recipe.captions, self.captions),
                 "images": _overlaid(recipe.images, self.images),
+                "objective": recipe.objective.model_copy(update=limits) if limits else recipe.objective,
             }
         )
 
@@ -80,6 +86,7 @@ class RecipeOverlay(Section):
         for table in ("captions", "images"):
             section: Section = getattr(applied, table)
             yield from ((f"{table}.{key}", reason) for key, reason in section.rules())
+        yield from ((key, reason) for key, reason in applied.objective.rules() if key in TIMESTEP_LIMITS)
 
     def stated(self) -> dict[str, Any]:
         """Return the settings that differ from the recipe, as JSON data."""
@@ -114,6 +121,10 @@ class FolderConfig(Section):
     """Like dataset.lines, but for this folder; default: as in the dataset."""
     masks: Masks | None = None
     """Like dataset.masks, but for this folder; default: as in the dataset."""
+    timestep_min: int | None = Field(default=None, ge=0, le=999, title="Min timestep")
+    """Like recipe.objective.timestep_min, but for this folder; default: as in the recipe."""
+    timestep_max: int | None = Field(default=None, ge=0, le=999, title="Max timestep")
+    """Like recipe.objective.timestep_max, but for this folder; default: as in the recipe."""
     captions: CaptionOverlay | None = None
     """Caption settings that differ from the recipe's for this folder's images."""
     images: ImagesOverlay | None = None
@@ -122,7 +133,12 @@ class FolderConfig(Section):
     @property
     def overlay(self) -> RecipeOverlay | None:
         """Return the recipe settings of this folder's images that differ from the job's; None if it has none."""
-        overlay = RecipeOverlay(captions=self.captions, images=self.images)
+        overlay = RecipeOverlay(
+            captions=self.captions,
+            images=self.images,
+            timestep_min=self.timestep_min,
+            timestep_max=self.timestep_max,
+        )
         return overlay if overlay.stated() else None
 
     def recipe_from(self, recipe: RecipeConfig) -> RecipeConfig:
@@ -193,9 +209,6 @@ class OutputConfig(Section):
     """Description in the LoRA's metadata."""
     tag_frequency: bool = False
     """Store how often each tag was trained (ss_tag_frequency); reveals your captions."""
-
-
-Timestep = Annotated[int, Field(ge=0, le=999)]
 
 
 Sampler = Literal[

@@ -225,7 +225,7 @@ def _noise_offset(
     return raised.clip(min=np.float32(0.0))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)  # folders may have their own ranges
 def _biased_timesteps(objective: ObjectiveConfig) -> NDArray[np.float64]:
     """Return the cumulative probabilities of the timesteps from ``timestep_min`` on, as in diffusers' examples.
 

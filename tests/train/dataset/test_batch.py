@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,29 @@ def test_each_picture_is_drawn_from_its_own_streams(tmp_path: Path) -> None:
         assert torch.equal(batch.text.hidden[place], text.hidden[0]) and text.pooled is not None
         assert torch.equal(batch.text.pooled[place], text.pooled[0])
     assert batch.tokens is None
+
+
+def test_timesteps_are_drawn_from_the_range_of_the_folder(tmp_path: Path) -> None:
+    """The images of one micro-batch may have different ranges; the weight of a timestep does not know them."""
+    job, samples, parts = prepare(
+        tmp_path,
+        "recipe.objective.timestep_max=799",
+        "dataset.folders.0.timestep_max=99",
+        "dataset.folders.1.timestep_min=700",
+    )
+    ranges = {"train": (0, 100), "regularization": (700, 800)}
+    showings = [replace(sample, repeat=repeat) for sample in samples for repeat in range(40)]
+    batch = parts.collator.assemble(showings, 8)
+    expected = [
+        int(
+            generator(job.recipe.seed, "timestep", epoch=3, sample=one.image.id, repeat=one.repeat).integers(
+                *ranges[one.image.kind]
+            )
+        )
+        for one in showings
+    ]
+    assert batch.timesteps.tolist() == expected
+    assert min(expected) < 20 and max(expected) > 780
 
 
 def test_strengths_of_noise_belong_to_each_picture(tmp_path: Path) -> None:

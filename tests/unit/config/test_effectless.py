@@ -96,6 +96,11 @@ WITHOUT_EFFECT = {
         ["dataset.lines=variants", "dataset.folders.0.lines=caption"],
         "dataset.lines",
     ),
+    "timesteps of no folder": (
+        "sd15",
+        ["recipe.objective.timestep_min=10", "dataset.folders.0.timestep_min=20"],
+        "recipe.objective.timestep_min",
+    ),
     "masks of no folder": (
         "sd15",
         ["recipe.objective.unmasked_weight=0.5", "dataset.masks=auto", "dataset.folders.0.masks=none"],
@@ -176,10 +181,16 @@ def test_settings_with_effect_are_not_named() -> None:
 
 
 def test_validation_draws_nothing_whatever_its_folder_says() -> None:
-    text = '{path="b", kind="validation", captions={shuffle=true, dropout=0.1, suffix="x"}, images={flip=true}}'
+    tables = 'captions={shuffle=true, dropout=0.1, suffix="x"}, images={flip=true}'
+    text = f'{{path="b", kind="validation", timestep_max=9, {tables}}}'
     found = settings_without_effect(job(f'dataset.folders=[{{path="a"}}, {text}]'), "sd15")
     at = "dataset.folders.1."
-    assert {key for key, _ in found} == {f"{at}captions.shuffle", f"{at}captions.dropout", f"{at}images.flip"}
+    assert {key for key, _ in found} == {
+        f"{at}captions.shuffle",
+        f"{at}captions.dropout",
+        f"{at}images.flip",
+        f"{at}timestep_max",
+    }
 
 
 def test_a_job_without_settings_has_none_without_effect() -> None:

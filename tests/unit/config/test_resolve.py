@@ -80,7 +80,17 @@ MEANS_SOMETHING_ABSENT = {
     "report.saving.keep",
     *(
         f"dataset.folders.0.{name}"
-        for name in ("repeats", "trigger", "class_words", "lines", "masks", "captions", "images")
+        for name in (
+            "repeats",
+            "trigger",
+            "class_words",
+            "lines",
+            "masks",
+            "timestep_min",
+            "timestep_max",
+            "captions",
+            "images",
+        )
     ),
 }
 

@@ -11,9 +11,11 @@ from PIL import Image
 
 from tests.support.images import folder_of, make_picture, photograph, recipe_of
 from trainer.config.job import CaptionOverlay, DatasetConfig, FolderConfig, RecipeOverlay
+from trainer.config.load import parse_job
 from trainer.config.recipe import CaptionConfig, RecipeConfig
 from trainer.dataset.dataset import Dataset, read_dataset, read_listing, write_listing
 from trainer.dataset.sampling import EpochBatches, Sample, caption_lengths, plain_sample
+from trainer.errors import JobError
 
 TAGGED = {"shuffle": True, "keep_tokens": 1, "tag_dropout": 0.3, "suffix": "drawing"}
 WRITTEN = {"dropout": 0.4, "prefix": "photo of", "separator": ";", "wildcards": True}
@@ -133,6 +135,19 @@ def test_every_caption_setting_can_be_one_of_a_folder() -> None:
     for wrong in ({"dropout": 1.5}, {"keep_tokens": "two"}, {"separator": ""}, {"shuffled": True}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             CaptionOverlay.model_validate(wrong)
+
+
+def test_a_range_of_timesteps_is_checked_together_with_the_recipe() -> None:
+    text = (
+        'name = "x"\n[base]\nmodel = "owner/name"\n[[dataset.folders]]\npath = "a"\n[[dataset.folders]]\npath = "b"\n'
+    )
+    sets = ["recipe.objective.timestep_max=499", "dataset.folders.1.timestep_min=500"]
+    with pytest.raises(JobError, match=r"dataset\.folders\.1\.timestep_min.* above timestep_max = 499"):
+        parse_job(text, "job.toml", Path("/jobs"), sets)
+    job = parse_job(text, "job.toml", Path("/jobs"), [*sets, "dataset.folders.1.timestep_max=600"])
+    objective = job.dataset.folders[1].recipe_from(job.recipe).objective
+    assert (objective.timestep_min, objective.timestep_max) == (500, 600)
+    assert job.dataset.folders[0].recipe_from(job.recipe) == job.recipe
 
 
 def test_an_empty_table_changes_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.config.schema import require_value
 from trainer.dataset.cache_keys import GIGABYTE, MAX_SHARD_SAMPLES, encoding_settings, latent_bytes, text_bytes
-from trainer.dataset.image import ImageRecord
+from trainer.dataset.image import ImageRecord, image_recipe
 from trainer.dataset.sampling import (
     EpochBatches,
     Purpose,
@@ -171,7 +171,7 @@ class Collator:
         latents = [self._draw_latents(sample, entry) for sample, entry in zip(samples, entries, strict=True)]
         drawn = zip(samples, latents, strict=True)
         noise = [draw_noise(self.stream(sample, "noise"), image.numpy(), objective) for sample, image in drawn]
-        timesteps = [draw_timestep(self.stream(sample, "timestep"), objective) for sample in samples]
+        timesteps = [self._draw_timestep(sample) for sample in samples]
         return MicroBatch(
             latents=torch.stack(latents),
             noise=torch.from_numpy(np.stack(noise)),
@@ -210,6 +210,9 @@ class Collator:
         if self.live_text:
             return None
         return join_texts([self.cache.text(s.caption, f"the caption of {s.image.path.name}") for s in samples])
+
+    def _draw_timestep(self, sample: Sample) -> int:
+        return draw_timestep(self.stream(sample, "timestep"), image_recipe(sample.image, self.job.recipe).objective)
 
     def _draw_latents(self, sample: Sample, entry: dict[str, Tensor]) -> Tensor:
         """Return a sample of the latent posterior, with the VAE's scaling factor applied."""
