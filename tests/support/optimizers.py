@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer.config.optimizer import OPTIMIZERS, OptimizerSection
+from trainer.config.optimizers.kinds import OPTIMIZERS
+from trainer.config.optimizers.section import OptimizerSection
+from trainer.config.toml_file import toml_value
 
 NAMES = tuple(OPTIMIZERS)
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
@@ -24,6 +26,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 _OTHER_VALUES: Mapping[str, Any] = {
     "beta1": 0.8, "beta2": 0.97, "beta3": 0.98, "eps": 1e-7, "weight_decay": 0.02, "warmup_steps": 9, "d_coef": 0.9,
     "d0": 1e-5, "growth_rate": 1.02, "clip_threshold": 0.9, "decay_rate": -0.7,
+    "optimizer": "lamb", "args": {"betas": [0.8, 0.9], "weight_decay": 0.02},
 }  # fmt: skip
 
 
@@ -45,7 +48,7 @@ def rate_of(name: str) -> float:
 def settings_of(name: str) -> list[str]:
     """Return the overrides of a job that select an optimizer with :data:`ARGUMENTS` and a suitable rate."""
     texts = [f"recipe.optimizer.name={name}"]
-    texts += [f"recipe.optimizer.{key}={_toml(value)}" for key, value in ARGUMENTS.get(name, {}).items()]
+    texts += [f"recipe.optimizer.{key}={toml_value(value)}" for key, value in ARGUMENTS.get(name, {}).items()]
     return [*texts, "recipe.learning_rate=1.0"] if OPTIMIZERS[name].method.finds_rate else texts
 
 
@@ -60,9 +63,5 @@ def other_arguments(name: str) -> dict[str, Any]:
 
 def every_argument(name: str) -> str:
     """Return an override that gives every argument of an optimizer another value than its default."""
-    stated = {"name": f'"{name}"', **{key: _toml(value) for key, value in other_arguments(name).items()}}
+    stated = {"name": f'"{name}"', **{key: toml_value(value) for key, value in other_arguments(name).items()}}
     return f"recipe.optimizer={{{', '.join(f'{key}={value}' for key, value in stated.items())}}}"
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.cli.common import Commands, add_command, add_json, echo_json, echo_lines
 from trainer.errors import EXIT_DONE
 
-_HEADINGS = {"adapter": "Adapters", "optimizer": "Optimizers", "schedule": "Schedules", "loss": "Losses"}
+_HEADINGS = {
+    "adapter": "Adapters",
+    "optimizer": "Optimizers",
+    "other": 'Further optimizers, with name = "other"',
+    "schedule": "Schedules",
+    "loss": "Losses",
+}
 
 
 def add_commands(commands: Commands) -> None:
@@ -32,7 +39,7 @@ def records() -> Iterator[dict[str, Any]]:
     """Yield every method: its key and value in a recipe, title, purpose, source and names in other trainers."""
     from trainer.config.field_names import FIELD_VALUES
     from trainer.config.methods import ADAPTERS, LOSSES, SCHEDULES, Method
-    from trainer.config.optimizer import OPTIMIZERS
+    from trainer.config.optimizers.kinds import OPTIMIZERS
 
     optimizers: dict[str, Method] = {name: config.method for name, config in OPTIMIZERS.items()}
     tables: dict[str, tuple[str, Mapping[str, Method]]] = {
@@ -55,12 +62,29 @@ def records() -> Iterator[dict[str, Any]]:
                 "loads_in": method.loads_in or None,
                 **(_figures(name) if kind == "optimizer" else {}),
             }
+        if kind == "optimizer":
+            yield from _others()
+
+
+def _others() -> Iterator[dict[str, Any]]:
+    """Yield the optimizers that a recipe selects with name = "other"."""
+    from trainer.config.optimizers.others import OTHERS
+
+    for name, found in OTHERS.items():
+        yield {
+            "kind": "other",
+            "key": "recipe.optimizer.optimizer",
+            "name": name,
+            "library": found.library,
+            "state_bytes_per_number": found.state,
+            "arguments": list(found.arguments),
+        }
 
 
 def _figures(optimizer: str) -> dict[str, object]:
     """Return an optimizer's library, and its default state in bytes per number of a matrix of 16 × 1280."""
     from trainer.config.methods import MasterWeight
-    from trainer.config.optimizer import OPTIMIZERS
+    from trainer.config.optimizers.kinds import OPTIMIZERS
 
     config = OPTIMIZERS[optimizer].model_validate({})
     weight = MasterWeight((16, 1280), starts_at_zero=False)
@@ -72,6 +96,11 @@ def _lines(found: list[dict[str, Any]]) -> Iterator[str]:
     for kind, heading in _HEADINGS.items():
         ours = [each for each in found if each["kind"] == kind]
         yield f"{heading} ({ours[0]['key']})"
+        if kind == "other":
+            lines = textwrap.wrap(", ".join(each["name"] for each in ours), 110)
+            yield from (f"  {line}" for line in lines)
+            yield ""
+            continue
         for each in ours:
             state = each.get("state_bytes_per_number")
             yield f"  {each['name']}: {each['purpose']}"

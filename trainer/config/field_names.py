@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainer.config.optimizer import OPTIMIZERS
+from trainer.config.optimizers.kinds import OPTIMIZERS
 
 FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "name": ("output_name", "save_filename_prefix", "lora_name"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,16 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trainer.config.field_names import keys_called, unsupported, value_called
-from trainer.config.schema import BrokenRulesError, Section, choices, fields, kind_name, sections_in, values_text
+from trainer.config.schema import (
+    BrokenRulesError,
+    Section,
+    choices,
+    fields,
+    kind_name,
+    nearest,
+    sections_in,
+    values_text,
+)
 from trainer.errors import JobError
 from trainer.protocol.text import printable
 
@@ -62,11 +70,6 @@ def faults_sentence(source: str, faults: Sequence[str]) -> str:
     if len(faults) > _MOST_FAULTS:
         shown.append(f"and {len(faults) - _MOST_FAULTS:,} more")
     return f"{source} has {len(faults):,} problems:" + "".join(f"\n  {fault}" for fault in shown)
-
-
-def nearest(word: str, names: Sequence[str]) -> str | None:
-    """Return the name most similar to ``word``, or None if none is similar enough."""
-    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
 
 
 def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: type[Section]) -> str:

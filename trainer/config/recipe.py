@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trainer.config.optimizer import AdamWConfig, OptimizerConfig
+from trainer.config.optimizers.kinds import AdamWConfig, OptimizerConfig
 from trainer.config.schema import Section
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

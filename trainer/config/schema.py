@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,11 @@ class Section(BaseModel):
         fields = type(self).model_fields
         values = {fields[name].alias or name: value for name, value in self if name in self.model_fields_set}
         return type(self).model_validate(values | updates)
+
+
+def nearest(word: str, names: Sequence[str]) -> str | None:
+    """Return the name most similar to ``word``, or None if none is similar enough."""
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
 
 
 def require_value(value: _Value | None) -> _Value:
@@ -155,6 +161,8 @@ def _words(annotation: Any, constraints: Sequence[Any], examples: Sequence[Any])
         return " or ".join(dict.fromkeys(_words(part, constraints, examples) for part in parts))
     if origin is Literal:
         return _quoted(get_args(annotation))
+    if origin is dict:
+        return "a table of values such as {weight_decay = 0.1}"
     if origin is tuple:
         item = _words(get_args(annotation)[0], (), examples)
         return "a list of tables" if item == "a table" else f"a list, each item {item}"

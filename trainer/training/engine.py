@@ -250,20 +250,24 @@ class Engine:
         return loss
 
     def seed_dropout(self, micro_batch: int) -> None:
-        """Seed the device's generator, which only dropout uses, from (seed, step, micro-batch).
+        """Seed the device's generator, which only dropout and some optimizers use, from (seed, step, micro-batch).
 
         A repeated or replayed step then drops the same values.
         """
-        recipe = self.job.recipe
-        if recipe.has_dropouts:
-            seed = recipe.seed + STEP_STRIDE * self.progress.step + MICRO_STRIDE * micro_batch
-            torch.manual_seed(seed % 2**63)
+        if self.job.recipe.has_dropouts:
+            self._seed(micro_batch)
+
+    def _seed(self, micro_batch: int) -> None:
+        seed = self.job.recipe.seed + STEP_STRIDE * self.progress.step + MICRO_STRIDE * micro_batch
+        torch.manual_seed(seed % 2**63)
 
     def optimizer_step(self, loss: float, norm: float) -> SkipReason | None:
         """Clip the gradients and update the weights; if loss or norm is not finite, only return the reason."""
         reason = self.reason_to_skip(loss, norm)
         if reason is None:
             clip(self.master_weights, norm, self.job.recipe.max_grad_norm, self.loss_scale)
+            if self.job.recipe.optimizer.draws_random:
+                self._seed(-1)  # no micro-batch has this number
             self.optimizer.step()
             if self.norm_limit is not None:
                 self.norm_limit.apply()

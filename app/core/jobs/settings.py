@@ -21,6 +21,7 @@ from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import base_path_by_form, make_absolute
 from trainer.config.problems import problems
 from trainer.config.schema import KeyDescription, fields
+from trainer.protocol.reading import UnusableFileError, parse_toml
 
 _INTEGER = re.compile(r"[+-]?\d{1,400}")
 _FILLERS: Values = {
@@ -47,7 +48,7 @@ class Setting:
     """Default value; None if absent or required."""
     doc: str
     parts: tuple[Any, ...]
-    """Allowed types and values: bool, int, float or str, a literal value, or a tuple (list, *parts of its items)."""
+    """Allowed types and values: bool, int, float, str, dict, a literal, or a tuple (list, *parts of its items)."""
     label: str = ""
     """Label set by the schema; empty if derived from the key."""
 
@@ -64,7 +65,7 @@ class Setting:
     @property
     def choices(self) -> tuple[Any, ...]:
         """Return all allowed values; empty if any number, text or list is allowed."""
-        if any(part in (int, float, str) or isinstance(part, tuple) for part in self.parts):
+        if any(part in (int, float, str, dict) or isinstance(part, tuple) for part in self.parts):
             return ()
         return tuple(value for part in self.parts for value in ((True, False) if part is bool else (part,)))
 
@@ -87,6 +88,8 @@ class Setting:
     def typed(self, text: str) -> Any:
         """Return typed text as a value; text that fits no type stays text, so that `judge` reports it."""
         text = text.strip()
+        if dict in self.parts:
+            return _table(text)
         inner = next((part[1:] for part in self.parts if isinstance(part, tuple)), None)
         if inner and text not in self.words:
             return [_typed(item.strip(), inner) for item in text.split(",") if item.strip()]
@@ -178,6 +181,8 @@ def _parts(annotation: Any) -> Iterator[Any]:
             yield from _parts(part)
     elif origin is Literal:
         yield from get_args(annotation)
+    elif origin is dict:
+        yield dict
     elif origin is tuple:
         yield (list, *_parts(get_args(annotation)[0]))
     elif annotation is not type(None):
@@ -191,6 +196,14 @@ def _typed(text: str, parts: tuple[Any, ...]) -> Any:
         if _is_number(text):
             return float(text)
     return text
+
+
+def _table(text: str) -> Any:
+    """Return an inline table, whose braces are optional; text that is not one stays text."""
+    try:
+        return parse_toml(f"value = {{{text.removeprefix('{').removesuffix('}')}}}")["value"]
+    except UnusableFileError:
+        return text
 
 
 def _is_number(text: str) -> bool:

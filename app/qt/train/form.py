@@ -27,6 +27,7 @@ from app.core.jobs.settings import Setting, settings, tables, title_of
 from app.core.words import sentence_of
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_tip, retain_size, set_message
+from trainer.config.toml_file import toml_value
 
 if TYPE_CHECKING:
     from app.qt.train.schedule_chart import ScheduleChart
@@ -80,6 +81,8 @@ def to_text(value: Any) -> str:
         return value
     if isinstance(value, list):
         return ", ".join(map(to_text, value))
+    if isinstance(value, dict):
+        return toml_value(value)[1:-1]
     return "" if value is None else json.dumps(value, default=str)
 
 

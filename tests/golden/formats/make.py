@@ -31,7 +31,7 @@ from tests.support.optimizers import NAMES, every_argument
 from trainer.adapter.export import ExportFacts, write_side_files
 from trainer.cli import main as command_line
 from trainer.config.load import parse_job
-from trainer.config.optimizer import OPTIMIZERS
+from trainer.config.optimizers.kinds import OPTIMIZERS
 from trainer.config.presets.exchange import save_as_image
 from trainer.config.presets.preset import Preset, dump_preset
 from trainer.config.recipe import RecipeConfig

@@ -102,6 +102,20 @@ def test_what_is_typed_is_judged_beside_the_field_and_on_disk_within_a_second(pa
     assert not row.mark.isVisible()
 
 
+def test_arguments_of_another_optimizer_are_typed_and_judged(page: TrainPage, qtbot: QtBot) -> None:
+    assert page.draft is not None
+    page.draft.set("recipe.optimizer.name", "other")
+    row = row_of(page, "recipe.optimizer.args", "other")
+    type_into(qtbot, row.editor, "betas = [0.9, 0.95], weight_dcay = 0.1")
+    assert "did you mean weight_decay?" in row.hint.text() and row.hint.property("role") == "bad"
+    type_into(qtbot, row.editor, "betas = [0.9, 0.95], weight_decay = 0.1")
+    expected = {"name": "other", "args": {"betas": [0.9, 0.95], "weight_decay": 0.1}}
+    reaches_disk(qtbot, page, lambda values: values["recipe"]["optimizer"] == expected)
+    assert row.hint.text() == row.setting.doc
+    page.draft.set("recipe.optimizer.args", {"weight_decay": 0.2})
+    assert isinstance(row.editor, QLineEdit) and row.editor.text() == "weight_decay = 0.2"
+
+
 def test_a_setting_without_effect_is_greyed_with_the_reason_until_it_has_one(page: TrainPage) -> None:
     row, kind = row_of(page, "recipe.schedule.cycles"), row_of(page, "recipe.schedule.kind").editor
     assert not row.editor.isEnabled() and row.hint.text() == 'No effect here: it is used only with kind = "restarts".'

@@ -7,7 +7,8 @@ import pytest
 from trainer.cli import main
 from trainer.config.job import Job
 from trainer.config.methods import ADAPTERS, LOSSES, SCHEDULES
-from trainer.config.optimizer import OPTIMIZERS
+from trainer.config.optimizers.kinds import OPTIMIZERS
+from trainer.config.optimizers.others import OTHERS
 from trainer.config.schema import choices, fields
 
 KEYS = {
@@ -25,12 +26,15 @@ def test_every_choice_of_a_recipe_is_described(capsys: pytest.CaptureFixture[str
     for key, methods in KEYS.items():
         assert [each["name"] for each in listed if each["key"] == key] == list(methods)
         assert set(methods) == set(accepted[key])
-    assert all(each[key] for each in listed for key in ("title", "purpose", "source"))
+    described = [each for each in listed if each["kind"] != "other"]
+    assert all(each[key] for each in described for key in ("title", "purpose", "source"))
+    assert {each["name"] for each in listed if each["kind"] == "other"} == set(OTHERS)
     adamw = next(each for each in listed if each["name"] == "adamw")
     assert adamw["state_bytes_per_number"] == pytest.approx(8.0, abs=0.001)  # two fp32 averages and a step counter
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
-    assert all(str(each["purpose"]) in text for each in listed)
+    assert all(str(each["purpose"]) in text for each in described)
+    assert all(name in text for name in OTHERS)
 
 
 def test_names_in_other_trainers_are_lowercase_and_belong_to_one_optimizer() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.config.job import Job
-from trainer.config.optimizer import OPTIMIZERS
+from trainer.config.optimizers.kinds import OPTIMIZERS
 from trainer.config.schema import KeyDescription, fields
 
 KEYS: dict[str, KeyDescription] = {found.key: found for found in fields(Job)}

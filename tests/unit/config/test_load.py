@@ -8,7 +8,7 @@ import pytest
 from trainer.config import load
 from trainer.config.job import SCHEMA
 from trainer.config.load import load_job, parse_job
-from trainer.config.optimizer import AdamWConfig, ProdigyConfig
+from trainer.config.optimizers.kinds import AdamWConfig, ProdigyConfig
 from trainer.config.paths import is_base_path
 from trainer.config.resolve import identity
 from trainer.config.write import dump_job

@@ -15,7 +15,8 @@ from typing import Any
 from trainer.config.base import Family
 from trainer.config.field_names import keys_called, value_called
 from trainer.config.methods import ADAPTERS
-from trainer.config.optimizer import OPTIMIZERS
+from trainer.config.optimizers.kinds import OPTIMIZERS
+from trainer.config.optimizers.others import OTHERS, is_argument
 from trainer.config.recipe import ObjectiveConfig, ScheduleConfig
 from trainer.config.schema import choices
 from trainer.protocol.reading import UnusableFileError, parse_json
@@ -233,6 +234,9 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
     path, _bracket, arguments = text.partition("(")
     word = path.rpartition(".")[2].lower()
     name = word if word in OPTIMIZERS else value_called("recipe.optimizer.name", word)
+    if name is None and word in OTHERS:
+        mapped.set("optimizer", _other_optimizer(word, arguments, mapped))
+        return
     if name is None:
         mapped.notes.append(f"ss_optimizer: {_short(path.rpartition('.')[2])} is not supported")
         return
@@ -249,6 +253,14 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
     mapped.set("optimizer", stated)
     if kind.method.one_rate:
         _one_rate(mapped, kind.method.title)
+
+
+def _other_optimizer(name: str, arguments: str, mapped: Conversion) -> dict[str, Any]:
+    """Return an optimizer by its class's name, with the arguments that it is known to have."""
+    stated = {key: list(value) if isinstance(value, tuple) else value for key, value in _arguments(arguments)}
+    known = {key: value for key, value in stated.items() if key in OTHERS[name].arguments and is_argument(value)}
+    mapped.notes += [f"ss_optimizer.{key}: not supported" for key in stated if key not in known]
+    return {"name": "other", "optimizer": name, "args": known}
 
 
 def _one_rate(mapped: Conversion, who: str) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from trainer.adapter.layers import trained_layers
 from trainer.adapter.names import slots
 from trainer.config.methods import FP32, MasterWeight
-from trainer.config.optimizer import OPTIMIZERS, OptimizerSection
+from trainer.config.optimizers.kinds import OPTIMIZERS
+from trainer.config.optimizers.section import OptimizerSection
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
@@ -70,9 +71,12 @@ def optimizer_rows(workload: Workload, device_state: DeviceState, traces: TraceL
 
 
 def all_optimizers(recipe: RecipeConfig) -> list[OptimizerSection]:
-    """Return every optimizer with its default arguments, after the recipe's own with its arguments."""
-    others = (kind.model_validate({}) for name, kind in OPTIMIZERS.items() if name != recipe.optimizer.name)
-    return [recipe.optimizer, *others]
+    """Return every optimizer with its default arguments, after the recipe's own with its arguments.
+
+    "other" is not a single optimizer, so it is listed only if the recipe selects one by it.
+    """
+    names = OPTIMIZERS.keys() - {recipe.optimizer.name, "other"}
+    return [recipe.optimizer, *(kind.model_validate({}) for name, kind in OPTIMIZERS.items() if name in names)]
 
 
 def with_optimizer(workload: Workload, config: OptimizerSection) -> Workload:

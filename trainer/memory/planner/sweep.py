@@ -16,7 +16,7 @@ from itertools import product
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.methods import ADAPTERS, MasterWeight
-from trainer.config.optimizer import AdamW8bitConfig, AdamWConfig, Lion8bitConfig, LionConfig, OptimizerConfig
+from trainer.config.optimizers.kinds import AdamW8bitConfig, AdamWConfig, Lion8bitConfig, LionConfig, OptimizerConfig
 from trainer.errors import JobError
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState

@@ -249,7 +249,7 @@ class Workload:
             "clipped": recipe.max_grad_norm > 0,
             # All but the first are only listed when they are on, as tiling below.
             "optimizer": _present(recipe.optimizer.model_dump(mode="json"))
-            | _further_library(recipe.optimizer.method.library)
+            | _further_library(recipe.optimizer.library)
             | ({"lora_plus": True} if recipe.lora_plus_ratio else {})
             | ({"weight_norms": True} if recipe.max_weight_norm else {}),
             "averaged": recipe.optimizer.method.averages,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainer.config.optimizer import (
+from trainer.config.optimizers.kinds import (
     AdafactorConfig,
     AdamMiniConfig,
     AdamW8bitConfig,
@@ -23,7 +23,6 @@ from trainer.config.optimizer import (
     DAdaptAdamConfig,
     Lion8bitConfig,
     LionConfig,
-    OptimizerSection,
     PagedAdamW8bitConfig,
     ProdigyConfig,
     ProdigyPlusConfig,
@@ -31,6 +30,10 @@ from trainer.config.optimizer import (
     ScheduleFreeConfig,
     StableAdamWConfig,
 )
+from trainer.config.optimizers.others import OtherConfig
+from trainer.config.optimizers.section import OptimizerSection
+from trainer.errors import RunError
+from trainer.protocol.text import printable
 
 Groups = list[dict[str, Any]]
 """Groups of weights as torch's optimizers take them, each with its own "lr"."""
@@ -196,6 +199,34 @@ def _prodigy_plus(config: ProdigyPlusConfig, table: Groups) -> Optimizer:
         split_groups=len(table) > 1,  # the library prints a line if it turns this off itself
         **_adam_arguments(config),
     )
+
+
+@make_optimizer.register
+def _other(config: OtherConfig, table: Groups) -> Optimizer:
+    """Return an optimizer by its name in the registry; raises RunError if it refuses its arguments.
+
+    Muon and its relatives update only groups that say so; for all others the entry means nothing.
+    """
+    groups = [{**group, "use_muon": True} for group in table]
+    arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.args.items()}
+    try:
+        return _class_of(config)(groups, **arguments)  # type: ignore[no-any-return]
+    except (TypeError, ValueError, NotImplementedError, AssertionError) as error:
+        raise RunError(
+            "run.optimizer",
+            f"Could not create the optimizer {config.optimizer}: {printable(str(error), 200)}.",
+            "Change recipe.optimizer.args.",
+        ) from error
+
+
+def _class_of(config: OtherConfig) -> Any:
+    if config.library == "adv_optm":
+        import adv_optm
+
+        return next(getattr(adv_optm, name) for name in adv_optm.__all__ if name.lower() == config.optimizer)
+    from pytorch_optimizer.optimizer import OPTIMIZERS
+
+    return OPTIMIZERS[config.optimizer]
 
 
 def _adam_arguments(config: Any) -> dict[str, Any]:

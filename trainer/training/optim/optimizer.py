@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from trainer.config.base import Part
-from trainer.config.optimizer import OptimizerSection
+from trainer.config.optimizers.section import OptimizerSection
 from trainer.errors import RunError
 from trainer.training.optim.factories import make_optimizer
 from trainer.training.optim.master_weights import MasterWeights
@@ -108,12 +108,20 @@ def pack_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, JsonV
     def pack(value: Any, name: str) -> JsonValue:
         if isinstance(value, Tensor):
             # bitsandbytes shares its quantization maps between all weights; stored per weight they would add up.
+            # A matrix in column order keeps it, because matrix products in the other order round differently.
+            columns = value.ndim == 2 and not value.is_contiguous() and value.mT.is_contiguous()
             if id(value) not in names:
                 names[id(value)] = name
-                tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-            return {"tensor": names[id(value)]}
-        if isinstance(value, tuple):
-            return {"tuple": [pack(item, f"{name}.{index}") for index, item in enumerate(value)]}
+                kept = value.detach().mT if columns else value.detach()
+                tensors[name] = kept.to("cpu", copy=True).contiguous()
+            return {"tensor": names[id(value)], **({"columns": True} if columns else {})}
+        if isinstance(value, tuple | list):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [pack(item, f"{name}.{index}") for index, item in enumerate(value)]}
+        if isinstance(value, dict):  # a list of pairs, because the names in JSON are always strings
+            return {"dict": [[pack(key, name), pack(item, f"{name}.{key}")] for key, item in value.items()]}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise TypeError(f"optimizer state {name} is a {type(value).__name__}, which cannot be saved")
@@ -126,7 +134,11 @@ def pack_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, JsonV
         {key: pack(value, f"group{index}.{key}") for key, value in group.items() if key != "params"}
         for index, group in enumerate(optimizer.param_groups)
     ]
-    return tensors, {"optimizer": type(optimizer).__name__, "state": state, "groups": groups}
+    # Some optimizers also keep entries, such as a step counter, that belong to no weight.
+    entries: dict[Any, Any] = optimizer.state
+    whole = {key: pack(value, f"whole.{key}") for key, value in entries.items() if isinstance(key, str)}
+    data: dict[str, JsonValue] = {"optimizer": type(optimizer).__name__, "state": state, "groups": groups}
+    return tensors, data | ({"whole": whole} if whole else {})
 
 
 def unpack_state(optimizer: Optimizer, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
@@ -153,16 +165,23 @@ def unpack_state(optimizer: Optimizer, tensors: dict[str, Tensor], data: dict[st
             return value
         if "tuple" in value:
             return tuple(unpack(item, key, weight) for item in value["tuple"])
+        if "list" in value:
+            return [unpack(item, key, weight) for item in value["list"]]
+        if "dict" in value:
+            return {unpack(name, key, weight): unpack(item, key, weight) for name, item in value["dict"]}
+        if "dtype" in value:
+            return getattr(torch, value["dtype"])
         name = value["tensor"]
         if name not in placed:
             on_host = key == "step" and not fused
             placed[name] = tensors[name].clone() if on_host else _place(optimizer, tensors[name], key, weight)
-        return placed[name]
+        return placed[name].mT if value.get("columns") else placed[name]
 
     optimizer.state.clear()
     for weight, entries in zip(weights, data["state"], strict=True):
         if entries:
             optimizer.state[weight] = {key: unpack(value, key, weight) for key, value in entries.items()}
+    optimizer.state.update({key: unpack(value, key, weights[0]) for key, value in data.get("whole", {}).items()})
     for group, entries in zip(optimizer.param_groups, data["groups"], strict=True):
         group.update({key: unpack(value, key, group["params"][0]) for key, value in entries.items()})
 

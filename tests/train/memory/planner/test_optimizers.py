@@ -13,7 +13,7 @@ from tests.support.plans import device_state_with, small_workload
 from tests.support.tiny import Family
 from trainer.cli.planning import request_for_preset
 from trainer.config.methods import PAGED_FROM, QUANTIZED_FROM, MasterWeight
-from trainer.config.optimizer import OptimizerConfig
+from trainer.config.optimizers.kinds import OptimizerConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
 from trainer.memory.planner.optimizers import (

@@ -25,7 +25,7 @@ from trainer.base.drawing import SAMPLERS, RenderSpec, decode_levels, draw_laten
 from trainer.base.encoding import TextConditioning, encode_latents, encode_texts, posterior
 from trainer.config.fit import FitConfig
 from trainer.config.job import PromptConfig
-from trainer.config.optimizer import ScheduleFreeConfig
+from trainer.config.optimizers.kinds import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig, TextEncoderConfig
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.allocator.replay import SurvivingStorage, replay

@@ -227,6 +227,10 @@ def told(**metadata: str) -> dict[str, Any]:
             {"name": "dadapt_adam", "weight_decay": 0.0, "bias_correction": True},
         ),
         ("schedulefree.RAdamScheduleFree", {"name": "radam_schedulefree", "weight_decay": 0.0}),
+        (
+            "pytorch_optimizer.optimizer.lamb.Lamb(weight_decay=0.1,betas=(0.9, 0.99),lr=5,x=1)",
+            {"name": "other", "optimizer": "lamb", "args": {"weight_decay": 0.1, "betas": [0.9, 0.99]}},
+        ),
         ("adamw8bit", {"name": "adamw8bit"}),
         ("dadaptation.experimental.dadapt_adam_preprint.DAdaptAdamPreprint(decouple=True)", None),
         ("__import__('os').system('x')", None),

@@ -1,9 +1,9 @@
-"""The optimizers and their arguments."""
+"""The optimizers with a name of their own, and their arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -17,43 +17,8 @@ from trainer.config.methods import (
     quantized,
     whole,
 )
-from trainer.config.schema import Section
-
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-WeightDecay = Annotated[float, Field(ge=0.0, le=10.0)]
-Epsilon = Annotated[float, Field(gt=0.0, le=1.0)]
-
-
-class OptimizerSection(Section):
-    """Base class of an optimizer's table: a name, its arguments, and what it is and takes."""
-
-    method: ClassVar[OptimizerMethod]
-    name: str
-    """Name of the optimizer."""
-
-    @property
-    def who(self) -> str:
-        """Return the optimizer's name for messages."""
-        return self.method.title
-
-    @property
-    def ignores_rates(self) -> bool:
-        """Return whether it chooses the learning rate of each step itself and ignores the configured ones."""
-        return False
-
-    @property
-    def finds_rates(self) -> bool:
-        """Return whether it finds the learning rates itself, so that no factor between layers has its meaning."""
-        return self.ignores_rates or self.method.finds_rate
-
-    @property
-    def own_warmup(self) -> str:
-        """Return the setting that replaces the schedule's warmup; empty if none is needed."""
-        return ""
-
-    def state_sizes(self, weight: MasterWeight) -> list[int]:
-        """Return the bytes of each tensor of state that is kept on the GPU for a weight."""
-        return self.method.layout(self, weight)
+from trainer.config.optimizers.others import OtherConfig
+from trainer.config.optimizers.section import Beta, Epsilon, OptimizerSection, WeightDecay
 
 
 class _AdamLike(OptimizerSection):
@@ -511,6 +476,7 @@ OptimizerConfig = (
     | ProdigyPlusConfig
     | ScheduleFreeConfig
     | RAdamScheduleFreeConfig
+    | OtherConfig
 )
 OPTIMIZERS: dict[str, type[OptimizerSection]] = {
     kind.model_fields["name"].default: kind for kind in get_args(OptimizerConfig)
