@@ -87,6 +87,7 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     for section, low, high in (("objective", "timestep_min", "timestep_max"), ("images", "bucket_min", "bucket_max")):
         if recipe[section].keys() >= {low, high}:
             recipe[section].update(zip((low, high), sorted((recipe[section][low], recipe[section][high])), strict=True))
+    recipe["captions"].pop("token_warmup_step", None)
     for key in ("debiased_estimation", "p2_gamma"):
         recipe["objective"].pop(key, None)
     # Not every optimizer and adapter allows these.

@@ -26,10 +26,11 @@ SCHEDULE_KEYS = {
 }
 """The kind of learning rate schedule that each of these keys is for."""
 
-_DRAWN_CAPTION_KEYS = ("shuffle", "keep_tokens", "dropout", "tag_dropout")
+_DRAWN_CAPTION_KEYS = ("shuffle", "keep_tokens", "dropout", "tag_dropout", "token_warmup_step", "token_warmup_min")
 """Caption keys that validation does not use, since it measures every image with its whole caption."""
 
 _FIXED_TAGS = "tags are neither shuffled nor dropped"
+_AT_ONCE = "captions have all tags from the start (token_warmup_step)"
 _SAME_SEPARATOR = "it is the tag separator (captions.separator)"
 _Candidate = tuple[str, Section, bool, str]
 
@@ -107,6 +108,8 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield at + "objective.unmasked_weight", objective, unmasked, "masks are off (dataset.masks)"
     fixed_tags = all(_has_fixed_tags(folder.recipe_from(recipe)) for folder in job.dataset.folders)
     yield at + "captions.keep_tokens", captions, fixed_tags, _FIXED_TAGS
+    at_once = all(folder.recipe_from(recipe).captions.token_warmup_step is None for folder in job.dataset.folders)
+    yield at + "captions.token_warmup_min", captions, at_once, _AT_ONCE
     every, last = captions.dropout_every_epochs, recipe.epochs
     too_late = every is not None and last is not None and every > last
     yield at + "captions.dropout_every_epochs", captions, too_late, f"the run ends after {last} epochs"
@@ -141,7 +144,8 @@ def _timestep_bias_without_effect(objective: ObjectiveConfig) -> Iterator[_Candi
 
 
 def _has_fixed_tags(recipe: RecipeConfig) -> bool:
-    return not (recipe.captions.shuffle or recipe.captions.tag_dropout)
+    captions = recipe.captions
+    return not (captions.shuffle or captions.tag_dropout or captions.token_warmup_step)
 
 
 def _replaced_by_folders(job: Job) -> Iterator[_Candidate]:
@@ -163,6 +167,8 @@ def _folder_without_effect(folder: FolderConfig, at: str, recipe: RecipeConfig) 
     captions, images = folder.captions or CaptionOverlay(), folder.images or ImagesOverlay()
     applied = folder.recipe_from(recipe)
     yield f"{at}captions.keep_tokens", captions, _has_fixed_tags(applied), _FIXED_TAGS
+    at_once = applied.captions.token_warmup_step is None
+    yield f"{at}captions.token_warmup_min", captions, at_once, _AT_ONCE
     same = applied.captions.secondary_separator == applied.captions.separator
     yield f"{at}captions.secondary_separator", captions, same, _SAME_SEPARATOR
     measured, why = folder.kind == "validation", "validation uses whole captions and centered crops"

@@ -90,6 +90,8 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.captions.secondary_separator": (),
     "recipe.captions.dropout": ("caption_dropout_rate", "proportion_empty_prompts", "caption_dropout"),
     "recipe.captions.dropout_every_epochs": ("caption_dropout_every_n_epochs",),
+    "recipe.captions.token_warmup_step": (),
+    "recipe.captions.token_warmup_min": (),
     "recipe.captions.tag_dropout": ("caption_tag_dropout_rate", "tag_dropout_probability"),
     "recipe.captions.wildcards": ("enable_wildcard",),
     "recipe.objective.loss": ("loss_type", "loss_fn", "mae_strength", "mse_strength"),

@@ -41,6 +41,21 @@ class CaptionConfig(Section):
     """Keeps tags together while shuffling, then becomes the tag separator (kohya: secondary_separator); empty: none."""
     dropout_every_epochs: int | None = Field(default=None, ge=2, le=1_000_000, title="Caption dropout every N epochs")
     """Train every Nth epoch without captions (kohya: caption_dropout_every_n_epochs); default: off."""
+    token_warmup_step: int | float | None = Field(default=None, gt=0, le=10_000_000)
+    """Captions grow to all their tags over these steps, or this share of the run (kohya: token_warmup_step)."""
+    token_warmup_min: int | None = Field(default=None, ge=0, le=100)
+    """Tags at step 0 of token_warmup_step, without those that are kept (kohya: token_warmup_min); default: 1."""
+
+    def warmup_steps(self, steps: int | None) -> int:
+        """Return the number of steps in which captions grow, in a run of ``steps`` steps (None: not known yet)."""
+        length = self.token_warmup_step or 0
+        return int(length * (steps or 0)) if length < 1 else int(length)
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error for a number of warm-up steps that is not whole."""
+        length = self.token_warmup_step
+        if isinstance(length, float) and length >= 1:
+            yield "token_warmup_step", f"is {length}: use a whole number of steps, or a share of the run below 1"
 
 
 class ObjectiveConfig(Section):

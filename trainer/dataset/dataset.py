@@ -29,9 +29,8 @@ from trainer.dataset.image import (
 )
 from trainer.dataset.inspection import ImageFacts, Inspection
 from trainer.dataset.sampling import (
+    EpochBatches,
     compose_caption,
-    draw_sample,
-    epoch_samples,
     holds_trigger,
     plain_sample,
     samples_per_epoch,
@@ -386,7 +385,7 @@ def _epoch(images: Sequence[ImageRecord], recipe: RecipeConfig) -> str:
 
 
 def _captions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> Iterator[str]:
-    shown = [draw_sample(image, recipe, 0, repeat) for image, repeat in epoch_samples(images, 0)]
+    shown = [sample for batch in EpochBatches(images, recipe, 0) for sample in batch]
     shown += [plain_sample(image, recipe) for image in images if image.kind == "validation"]
     times = Counter((sample.image.path, sample.image.kind, sample.caption) for sample in shown)
     for (path, kind, caption), count in sorted(times.items()):

@@ -47,6 +47,8 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "caption_suffix": lambda value: value or "",
     "caption_dropout_rate": float,
     "caption_tag_dropout_rate": float,
+    "token_warmup_step": lambda value: value or None,
+    "token_warmup_min": int,
     "caption_dropout_every_n_epochs": lambda value: int(value) or None,  # 0 is off
 }
 _MOST_NOTES = 100

@@ -28,14 +28,20 @@ H = TypeVar("H", bound=Hashable)
 
 
 def compose_caption(
-    captions: tuple[str, ...], trigger: str, class_words: str, config: CaptionConfig, stream: np.random.Generator
+    captions: tuple[str, ...],
+    trigger: str,
+    class_words: str,
+    config: CaptionConfig,
+    stream: np.random.Generator,
+    warmup: tuple[int, int] = (0, 0),
 ) -> str:
     """Return the caption of one sample, as a pure function of the arguments and the caption stream's state.
 
     The order is kohya's (sd-scripts `process_caption`): choose an alternative (or the class words), put the trigger
-    word in front unless the text contains it, add prefix and suffix, apply caption dropout and wildcards, keep,
-    shuffle and drop tags, then replace the secondary separator. An added trigger word is always a kept tag, regardless
-    of `keep_tokens`, and a tag that contains the trigger word is never dropped.
+    word in front unless the text contains it, add prefix and suffix, apply caption dropout and wildcards, keep, warm
+    up, shuffle and drop tags, then replace the secondary separator. An added trigger word is always a kept tag,
+    regardless of `keep_tokens`, and a tag that contains the trigger word is never dropped. ``warmup`` is the step,
+    from 0, and the number of steps of the token warm-up.
     """
     text = captions[int(stream.integers(len(captions)))] if len(captions) > 1 else "".join(captions)
     text = text.strip() or class_words
@@ -48,7 +54,7 @@ def compose_caption(
     if config.wildcards:
         text = choose_wildcards(text, stream)
     keep = max(config.keep_tokens, len(_tags(start, config)) if head else 0)
-    text = _arrange(text, keep, trigger, config, stream)
+    text = _arrange(text, keep, trigger, config, stream, warmup)
     return text.replace(config.secondary_separator, config.separator) if config.secondary_separator else text
 
 
@@ -61,8 +67,9 @@ def drops_captions(config: CaptionConfig, epoch: int) -> bool:
 
 
 def without_randomness(config: CaptionConfig) -> CaptionConfig:
-    """Return the settings without shuffling or dropout; alternatives and wildcards are still chosen."""
-    return config.model_copy(update={"dropout": 0.0, "tag_dropout": 0.0, "shuffle": False})
+    """Return the settings without shuffling, dropout or warm-up; alternatives and wildcards are still chosen."""
+    off = {"dropout": 0.0, "tag_dropout": 0.0, "shuffle": False, "token_warmup_step": None}
+    return config.model_copy(update=off)
 
 
 def holds_trigger(text: str, trigger: str) -> bool:
@@ -78,10 +85,12 @@ def choose_wildcards(text: str, stream: np.random.Generator) -> str:
     return text
 
 
-def _arrange(text: str, keep: int, trigger: str, config: CaptionConfig, stream: np.random.Generator) -> str:
-    """Shuffle and drop the tags that are not kept; return the text unchanged if no setting requires either."""
+def _arrange(
+    text: str, keep: int, trigger: str, config: CaptionConfig, stream: np.random.Generator, warmup: tuple[int, int]
+) -> str:
+    """Cut off, shuffle and drop tags that are not kept; return the text unchanged if no setting requires any of it."""
     marked = bool(config.keep_separator) and config.keep_separator in text
-    if not (marked or config.shuffle or config.tag_dropout):
+    if not (marked or config.shuffle or config.tag_dropout or config.token_warmup_step):
         return text
     if marked:
         front, middle, *rest = text.split(config.keep_separator, 2)
@@ -89,16 +98,26 @@ def _arrange(text: str, keep: int, trigger: str, config: CaptionConfig, stream: 
     else:
         tags = _tags(text, config)
         first, loose, last = tags[:keep], tags[keep:], []
+    count = _warmed_up(len(loose), config, *warmup)
+    loose = [tag for place, tag in enumerate(loose) if place < count or _has_trigger(tag, trigger)]
     if config.shuffle:
         loose = [loose[place] for place in stream.permutation(len(loose))]
     if config.tag_dropout:
         dropped = stream.random(len(loose)) < config.tag_dropout
-        loose = [
-            tag
-            for tag, gone in zip(loose, dropped, strict=True)
-            if not gone or (trigger and holds_trigger(tag, trigger))
-        ]
+        loose = [tag for tag, gone in zip(loose, dropped, strict=True) if not gone or _has_trigger(tag, trigger)]
     return _joint(config).join([*first, *loose, *last])
+
+
+def _warmed_up(tags: int, config: CaptionConfig, step: int, steps: int) -> int:
+    """Return how many of an image's tags are used in a step, as in sd-scripts; all after the warm-up of ``steps``."""
+    if step >= steps:
+        return tags
+    least = 1 if config.token_warmup_min is None else config.token_warmup_min
+    return step * (tags - least) // steps + least
+
+
+def _has_trigger(tag: str, trigger: str) -> bool:
+    return bool(trigger) and holds_trigger(tag, trigger)
 
 
 def _tags(text: str, config: CaptionConfig) -> list[str]:
@@ -201,7 +220,8 @@ def caption_lengths(image: ImageRecord, recipe: RecipeConfig) -> CaptionLengths:
         lengths = [padded_tokens(_longest_options(text) if captions.wildcards else text, recipe) for text in composed]
     else:
         lengths = [usual]
-    shortens = captions.dropout or captions.dropout_every_epochs or captions.tag_dropout or captions.wildcards
+    drops = captions.dropout or captions.dropout_every_epochs or captions.tag_dropout
+    shortens = drops or captions.token_warmup_step or captions.wildcards
     return CaptionLengths(CHUNK if shortens else min(lengths, default=usual), usual, max(lengths, default=usual))
 
 
@@ -217,13 +237,18 @@ def _longest_options(text: str) -> str:
     return text
 
 
-def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
-    """Return one sample of an image, as a pure function of (seed, epoch, image, repeat)."""
+def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int, step: int | None = None) -> Sample:
+    """Return one sample of an image, as a pure function of (seed, epoch, image, repeat) and the step for its caption.
+
+    The token warm-up gives the caption that it has in optimizer step ``step``, from 0; None: the whole one.
+    """
     recipe = image_recipe(image, recipe)
     stream = partial(generator, recipe.seed, epoch=epoch, sample=image.id, repeat=repeat)
-    caption = ""
-    if not drops_captions(recipe.captions, epoch):
-        caption = compose_caption(image.captions, image.trigger, image.class_words, recipe.captions, stream("caption"))
+    captions, caption = recipe.captions, ""
+    if not drops_captions(captions, epoch):
+        warmup = (step, captions.warmup_steps(recipe.steps)) if step is not None else (0, 0)
+        drawn = stream("caption")
+        caption = compose_caption(image.captions, image.trigger, image.class_words, captions, drawn, warmup)
     across, down = stream("crop").random(2) if recipe.images.crop == "random" else (0.5, 0.5)
     flip = recipe.images.flip and bool(stream("flip").random() < 0.5)
     window = crop_window(image, across, down)
@@ -330,7 +355,8 @@ def steps_per_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> int:
 class EpochBatches:
     """The effective batches of an epoch in step order; no sample is dropped or repeated.
 
-    Samples are drawn when their batch is accessed. Drawn in advance, those of 200,000 images would take 80 MB.
+    Samples are drawn when their batch is accessed. Drawn in advance, those of 200,000 images would take 80 MB. The
+    token warm-up depends on the step, which batching decides, so samples are batched by the shapes of whole captions.
     """
 
     def __init__(self, images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> None:
@@ -345,7 +371,10 @@ class EpochBatches:
         return len(self._batches)
 
     def __getitem__(self, index: int) -> tuple[Sample, ...]:
-        return tuple(draw_sample(image, self._recipe, self._epoch, repeat) for image, repeat in self._batches[index])
+        step = self._epoch * len(self) + index
+        return tuple(
+            draw_sample(image, self._recipe, self._epoch, repeat, step) for image, repeat in self._batches[index]
+        )
 
     def __iter__(self) -> Iterator[tuple[Sample, ...]]:
         return (self[index] for index in range(len(self)))

@@ -160,6 +160,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SETTINGS = [
     *("recipe.token_chunks=225", "recipe.effective_batch=4", "recipe.steps=3", "recipe.captions.tag_dropout=0.3"),
     *("recipe.captions.dropout=0.1", "report.validation.timesteps=[500]", "report.previews.prompts=[]"),
+    "recipe.captions.token_warmup_step=4",
 ]
 PREVIEWS = [
     "report.previews.every=3",

@@ -57,6 +57,10 @@ KEYS = {
     "fraction of a rank": ("[recipe]\nrank = 8.5", "recipe.rank: must be a whole number from 1 to 1024, not 8.5"),
     "whole number as 8.0": ("[recipe]\nrank = 8.0", "(write 8)"),
     "number too small": ("[recipe]\nrank = 0", "recipe.rank: must be a whole number from 1 to 1024, not 0"),
+    "half a step": (
+        "[recipe.captions]\ntoken_warmup_step = 1.5",
+        "recipe.captions.token_warmup_step: is 1.5: use a whole number of steps, or a share of the run below 1",
+    ),
     "number too large": ("[recipe.captions]\ndropout = 1.5", "recipe.captions.dropout: must be a number from 0 to 1"),
     "bound excluded": ("[recipe]\nalpha = 0", "recipe.alpha: must be a number above 0 and up to 4096, not 0"),
     "infinite": ("[recipe]\nlearning_rate = inf", "recipe.learning_rate: must be a number from 0 to 100, not inf"),

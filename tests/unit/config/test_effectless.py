@@ -113,6 +113,11 @@ WITHOUT_EFFECT = {
         ["recipe.captions.dropout_every_epochs=5", "recipe.epochs=4"],
         "recipe.captions.dropout_every_epochs",
     ),
+    "least tokens of no warm-up": (
+        "sd15",
+        ["recipe.captions.token_warmup_min=2"],
+        "recipe.captions.token_warmup_min",
+    ),
     "never a caption": (
         "sd15",
         ["recipe.captions.dropout_every_epochs=5", "recipe.captions.dropout=1"],

@@ -42,6 +42,8 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.captions.secondary_separator",
     "recipe.captions.dropout_every_epochs",
     "recipe.ema_decay",
+    "recipe.captions.token_warmup_step",
+    "recipe.captions.token_warmup_min",
     "recipe.lora_plus_ratio",
     "recipe.lokr_factor",
     "recipe.max_weight_norm",

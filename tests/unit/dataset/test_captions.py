@@ -1,6 +1,8 @@
 """What a showing reads: trigger, prefix and suffix, dropout, wildcards, tags kept, shuffled and dropped."""
 
+import math
 from collections import Counter
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -111,6 +113,35 @@ def test_a_secondary_separator_keeps_tags_together_and_becomes_a_tag_separator()
     kept = set(many("a;;;b, c, d", secondary_separator=";;;", keep_tokens=1, shuffle=True))
     assert kept == {"a,b, c, d", "a,b, d, c"}
     assert compose("a;;;b|c", secondary_separator=";;;", separator="|") == "a|b|c"
+
+
+def warmed(tags: list[str], step: int, steps: int, least: int) -> list[str]:
+    """Return the tags of a step, by sd-scripts' lines in `process_caption` (train_util.py at 48d368fa)."""
+    if not step < steps:
+        return tags
+    return tags[: math.floor(step * ((len(tags) - least) / steps)) + least]
+
+
+@pytest.mark.parametrize(("count", "least", "keep"), [(9, 1, 0), (9, 3, 2), (4, 0, 0), (2, 5, 0), (1, 1, 1)])
+def test_the_token_warm_up_cuts_captions_off_as_sd_scripts_does(count: int, least: int, keep: int) -> None:
+    tags = [f"t{number}" for number in range(count)]
+    config = CaptionConfig(token_warmup_step=16, token_warmup_min=least, keep_tokens=keep)
+    for step in range(20):  # sixteenths are exact, so that sd-scripts' rounding is the same
+        text = compose_caption((",".join(tags),), "", "", config, np.random.default_rng(0), (step, 16))
+        assert text == ", ".join(tags[:keep] + warmed(tags[keep:], step, 16, least))
+
+
+def test_the_token_warm_up_comes_before_shuffling_and_keeps_the_trigger() -> None:
+    config = CaptionConfig(token_warmup_step=0.5, shuffle=True)
+    assert (config.warmup_steps(30), config.warmup_steps(None)) == (15, 0)
+    drawn = {
+        compose_caption(("a, b, c, zwx, d",), "zwx", "", config, np.random.default_rng(seed), (5, 15))
+        for seed in range(50)
+    }
+    assert drawn == {", ".join(order) for order in permutations(["a", "b", "zwx"])}
+    assert compose_caption(("a, b",), "zwx", "", config, np.random.default_rng(0), (0, 15)) == "zwx, a"
+    whole = compose_caption(("a,b, c",), "", "", without_randomness(config), np.random.default_rng(0))
+    assert whole == "a,b, c"
 
 
 def test_a_trigger_put_first_is_never_shuffled_or_dropped() -> None:

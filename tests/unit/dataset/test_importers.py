@@ -32,6 +32,8 @@ max_bucket_reso = 1536
   caption_prefix = "photo of"
   secondary_separator = ";;;"
   caption_dropout_every_n_epochs = 4
+  token_warmup_min = 2
+  token_warmup_step = 0.25
   color_aug = true
   flip_aug = false
 
@@ -94,6 +96,8 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
         "recipe.captions.prefix": "photo of",
         "recipe.captions.secondary_separator": ";;;",
         "recipe.captions.dropout_every_epochs": 4,
+        "recipe.captions.token_warmup_min": 2,
+        "recipe.captions.token_warmup_step": 0.25,
     }
     assert len(imported.notes) == 2
     assert "color_aug" in imported.notes[0]

@@ -87,6 +87,34 @@ def test_every_nth_epoch_has_no_captions() -> None:
     assert caption_lengths(long, varied).shortest == 75
 
 
+def test_captions_grow_with_the_steps_of_the_run() -> None:
+    pictures = pictures_of(6, 4)
+    recipe = recipe_of(128, effective_batch=4, steps=8, captions={"token_warmup_step": 0.75, "token_warmup_min": 0})
+    batches = [batch for epoch in range(3) for batch in EpochBatches(pictures, recipe, epoch)]
+    counts = [{len(sample.caption.split(", ")) if sample.caption else 0 for sample in batch} for batch in batches]
+    assert counts == [{step * 4 // 6} for step in range(6)] + [{4}] * 3
+    assert draw_sample(pictures[0], recipe, 0, 0).caption == "a, b, c, d"
+
+
+def test_batches_do_not_depend_on_the_lengths_that_captions_grow_to() -> None:
+    """The step of a sample follows from its batch, so the batch cannot follow from the step's caption."""
+    words = {"captions": (", ".join(f"tag number {number}" for number in range(40)),)}
+    long = [replace(picture, **words) for picture in pictures_of(5, 0)]
+    short = [replace(picture, id=f"{number:064}") for number, picture in enumerate(pictures_of(3, 0))]
+    lengths = {"effective_batch": 4, "steps": 20, "token_chunks": 225, "caption_padding": "caption"}
+    plain = recipe_of(128, **lengths, captions={"shuffle": True})
+    grown = recipe_of(128, **lengths, captions={"shuffle": True, "token_warmup_step": 20})
+    for epoch in range(3):
+        same = [
+            [[showing(sample) for sample in batch] for batch in EpochBatches(long + short, recipe, epoch)]
+            for recipe in (plain, grown)
+        ]
+        assert same[0] == same[1]
+    shown = [sample for epoch in range(10) for batch in EpochBatches(long, grown, epoch) for sample in batch]
+    assert [sample.tokens for sample in shown] == [padded_tokens(sample.caption, grown) for sample in shown]
+    assert {sample.tokens for sample in shown} == {75, 150, 225}
+
+
 def test_a_bucket_fills_its_own_batches_while_it_can() -> None:
     batches = EpochBatches(pictures_of(9, 6, 3), recipe_of(128, effective_batch=4), 0)
     pure = Counter(batch[0].image.bucket for batch in batches if len({s.image.bucket for s in batch}) == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -88,18 +89,23 @@ def first_shard(
             word_counts.append(len(words))
     # From the subsample to all images or those of the first part of an epoch, and from the listed epochs to all.
     share = later.part * shown / samples_per_epoch(some)
+    warmup = _epochs_of_warmup(job.recipe, images)
     images_drawn = share * _extrapolate(cut_counts, epochs)
-    texts_drawn = share * _extrapolate(word_counts, max(1, epochs - without_captions))
+    texts_drawn = share * _extrapolate(word_counts, max(1, epochs - without_captions - int(warmup)))
+    partial_texts, listed = _texts_of_warmup(some, job.recipe, steps_per_epoch(images, job.recipe), min(warmup, last))
+    partial_drawn = share * len(partial_texts) * min(warmup, last) / listed if listed else 0.0
     more = [sample for sample in samples if _cut(sample) not in cuts]
     more_texts = other_texts - words.keys()
     # What validation needs from the rest of the epoch.
     images_drawn += (1 - later.part) * (len(samples) - len(more))
     texts_drawn += (1 - later.part) * len({sample.caption for sample in samples} & words.keys())
     if cached is None:
-        return round(images_drawn) + len(more), round(texts_drawn) + len(more_texts)
+        return round(images_drawn) + len(more), round(texts_drawn + partial_drawn) + len(more_texts)
+    texts_absent = texts_drawn * _missing_share(words, cached.has_text)
+    texts_absent += partial_drawn * _missing_share(partial_texts, cached.has_text)
     return (
         round(images_drawn * _missing_share(cuts.values(), cached.has_image)) + _count_missing(more, cached.has_image),
-        round(texts_drawn * _missing_share(words, cached.has_text)) + _count_missing(more_texts, cached.has_text),
+        round(texts_absent) + _count_missing(more_texts, cached.has_text),
     )
 
 
@@ -112,7 +118,7 @@ def later_shards(
 
     In most runs, the first shard would hold all samples even if they were all distinct. Then, none need to be listed.
     Otherwise, the number of new items per epoch is estimated from the second epoch (random choices may repeat), and
-    the share that is already ``cached`` from the first epoch after the first shard, both as if they had captions.
+    the share that is already ``cached`` from the first epoch after the first shard, both as if they had whole captions.
     """
     recipe = job.recipe.replaced(captions=job.recipe.captions.replaced(dropout_every_epochs=None))
     shown, configs = samples_per_epoch(images), tuple(text_configs)
@@ -139,6 +145,9 @@ def later_shards(
     if without_captions and sizes[0] * 2 > limit:
         # A shard counts an image with its caption and without it as two, so it ends before an epoch without captions.
         more = min(more, require_value(job.recipe.captions.dropout_every_epochs) - 2)
+    warmup = min(_epochs_of_warmup(recipe, images), epochs)
+    if warmup and sizes[0] * (1 + warmup) > limit:
+        more = min(more, int(limit / sizes[0]) - 1)  # nearly every caption is new in the token warm-up
     listed = MAX_SHARD_SAMPLES // shown
     together = max(1, min(1 + more, listed, epochs))
     shards = -(-epochs // together) - 1
@@ -152,7 +161,8 @@ def later_shards(
             _missing_share({one.caption for one in then}, cached.has_text),
         ]
     # Captions that are encoded in the training step count for the size of a shard, as in the run, but are not cached.
-    texts_encoded = round(repeated * texts_drawn * absent[1] * (1 - without_captions / epochs)) if configs else 0
+    encoded = repeated * texts_drawn * (1 - without_captions / epochs) + share * len(first) * max(0, warmup - together)
+    texts_encoded = round(encoded * absent[1]) if configs else 0
     limited: Literal["disk", "listing"] = "disk" if 1 + more <= listed else "listing"
     return LaterShards(shards, round(repeated * images_drawn * absent[0]), texts_encoded, together, limited)
 
@@ -193,6 +203,29 @@ def _epochs_without_captions(recipe: RecipeConfig, epochs: int) -> int:
     """Return how many of the first ``epochs`` epochs drop all captions."""
     every = recipe.captions.dropout_every_epochs
     return epochs // every if every else 0
+
+
+def _epochs_of_warmup(recipe: RecipeConfig, images: Sequence[ImageRecord]) -> float:
+    """Return the epochs in which captions of some folder grow, possibly a fraction."""
+    of_each_folder = {image.overlay: image for image in images}.values()
+    steps = max(image_recipe(image, recipe).captions.warmup_steps(recipe.steps) for image in of_each_folder)
+    return steps / steps_per_epoch(images, recipe)
+
+
+def _texts_of_warmup(
+    images: Sequence[ImageRecord], recipe: RecipeConfig, per_epoch: int, epochs: float
+) -> tuple[dict[str, None], float]:
+    """Return the cut-off captions of the first ``epochs`` epochs, or of fewer, and the number of epochs listed."""
+    shown = samples_per_epoch(images)
+    listed = min(epochs, max(1, _MAX_LISTED // shown))
+    found: dict[str, None] = {}
+    for epoch in range(math.ceil(listed)):
+        # Samples are listed in the order of their content hashes, which is as random as that of the run.
+        for place, (image, repeat) in enumerate(epoch_samples(images, epoch)):
+            step = int((epoch + (place + 0.5) / shown) * per_epoch)
+            if step < min(listed * per_epoch, image_recipe(image, recipe).captions.warmup_steps(recipe.steps)):
+                found[draw_sample(image, recipe, epoch, repeat, step).caption] = None
+    return found, listed
 
 
 def _varies_by_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> bool:

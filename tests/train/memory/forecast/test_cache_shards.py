@@ -195,6 +195,20 @@ def test_epochs_without_captions_add_no_texts_to_what_a_large_dataset_needs(
     assert found == tuple(pytest.approx(count, rel=0.1) for count in encoded(drawn))
 
 
+@pytest.mark.parametrize(("captions", "near"), [({}, 0.05), ({"shuffle": True}, 0.1)])
+def test_captions_that_grow_are_counted(
+    captions: dict[str, Any], near: float, monkeypatch: pytest.MonkeyPatch, source: BaseSource, tmp_path: Path
+) -> None:
+    tags = ", ".join("abcdefgh")
+    shown = [make_picture(n, bucket=(64, 64), width=90, height=300, captions=(f"{n}, {tags}",)) for n in range(60)]
+    job = job_of(1.0, steps=300, captions={"token_warmup_step": 75, **captions})
+    drawn = [sample for epoch in range(10) for batch in EpochBatches(shown, job.recipe, epoch) for sample in batch]
+    whole = encoded(drawn)
+    assert first_shard(job, shown, NO_LATER_SHARDS) == (60, pytest.approx(whole[1], rel=near))
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 100)
+    assert first_shard(job, shown, NO_LATER_SHARDS)[1] == pytest.approx(whole[1], rel=0.2)
+
+
 @pytest.mark.parametrize("every", [2, 3])
 @pytest.mark.parametrize("epochs_together", [0.45, 1.5])
 def test_shards_end_before_epochs_without_captions(
@@ -211,6 +225,18 @@ def test_shards_end_before_epochs_without_captions(
     else:
         run = BatchSchedule(pictures(), job, Cache(tmp_path, source, job, torch.device("cpu")), live_text=False)
         assert found.epochs_per_shard == every - 1 == (run._list_shard(0)[0].last + 1) / run.steps_per_epoch
+
+
+def test_shards_are_short_while_captions_grow(source: BaseSource, tmp_path: Path) -> None:
+    width = source.text_configs[0]["hidden_size"]
+    captions = {"token_warmup_step": 30, "token_warmup_min": 0}
+    job = job_of(2.5 * 10 * (2048 + 77 * width * 4) / 1e9, captions=captions)
+    shown = [replace(image, captions=(f"{image.id}, " + ", ".join("abcdefghijklmno"),)) for image in pictures()]
+    run = BatchSchedule(shown, job, Cache(tmp_path, source, job, torch.device("cpu")), live_text=False)
+    found = later_shards(job, shown, source.text_configs)
+    assert found.epochs_per_shard == (run._list_shard(0)[0].last + 1) / run.steps_per_epoch == 2
+    texts = sum(len({one.caption for one in shard}) for shard in cut(job, shown, source, tmp_path)[1:])
+    assert found.texts == pytest.approx(texts, rel=0.25)
 
 
 def test_what_lies_in_the_cache_is_not_forecast_to_be_encoded(source: BaseSource, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ DATASETS = {
     "ss_multires_noise_discount": "0.4", "ss_adaptive_noise_scale": "0.003", "ss_base_model_version": "sdxl_base_v1-0",
     "ss_optimizer": "prodigyopt.prodigy.Prodigy(decouple=True,weight_decay=0.01,d_coef=0.8,"
     "use_bias_correction=True,safeguard_warmup=True,betas=(0.9, 0.99))",
+    "ss_caption_dropout_every_n_epochs": "2",
     "ss_max_grad_norm": "0.0", "ss_scale_weight_norms": "1.0", "ss_min_snr_gamma": "0", "ss_loss_type": "huber",
     "ss_huber_schedule": "snr", "ss_huber_c": "0.2", "ss_debiased_estimation": "True",
     "ss_network_args": '{"conv_dim": "8", "conv_alpha": "4", "rank_dropout": "0.05", "loraplus_unet_lr_ratio": "16"}',
@@ -68,7 +69,7 @@ DATASETS = {
              {"is_reg": True, "shuffle_caption": False},
              {"is_reg": False, "shuffle_caption": True, "keep_tokens": 2, "keep_tokens_separator": "|||",
               "flip_aug": False, "random_crop": True, "enable_wildcard": True, "caption_prefix": "art, ",
-              "secondary_separator": ";;;", "caption_dropout_every_n_epochs": 2}]}]),
+              "secondary_separator": ";;;"}]}]),
     "ss_sd_model_name": "/content/models/ponyDiffusionV6XL.safetensors",
     "ss_sd_model_hash": "e577480b65", "modelspec.title": "Gouache/XL", "modelspec.author": "Zoë",
     "modelspec.trigger_phrase": "gch, soft light", "modelspec.license": "CC-BY-4.0",
