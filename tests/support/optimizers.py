@@ -26,7 +26,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 _OTHER_VALUES: Mapping[str, Any] = {
     "beta1": 0.8, "beta2": 0.97, "beta3": 0.98, "eps": 1e-7, "weight_decay": 0.02, "warmup_steps": 9, "d_coef": 0.9,
     "d0": 1e-5, "growth_rate": 1.02, "clip_threshold": 0.9, "decay_rate": -0.7,
-    "optimizer": "lamb", "args": {"betas": [0.8, 0.9], "weight_decay": 0.02},
+    "rate_per_part": True, "optimizer": "lamb", "args": {"betas": [0.8, 0.9], "weight_decay": 0.02},
 }  # fmt: skip
 
 

@@ -99,7 +99,7 @@ class OptimizerMethod(Method):
     finds_rate: bool = False
     """Whether it finds the learning rate, which the configured rates multiply."""
     one_rate: bool = False
-    """Whether all weights must have the same configured rate."""
+    """Whether all weights must have the same configured rate, unless it finds one for each part."""
     averages: bool = False
     """Whether validation, previews and exports use averages of the weights that it trains (Schedule-Free)."""
     class_defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -414,11 +414,11 @@ class RecipeConfig(Section):
         if not any((self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate)):
             yield "learning_rate", "is 0 for the UNet and all text encoders, so nothing would be trained"
         rates = {self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate} - {0.0}
-        if self.optimizer.method.one_rate and len(rates) > 1:
+        if self.optimizer.needs_one_rate and len(rates) > 1:
             yield (
                 "learning_rate",
                 f"must be equal for UNet and text encoders: {self.optimizer.who} finds one rate for all; "
-                "set each to 1.0",
+                "set each to 1.0, or set optimizer.rate_per_part = true",
             )
         yield from self._schedule_rules()
         yield from self._layer_rules()

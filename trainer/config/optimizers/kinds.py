@@ -306,6 +306,13 @@ class DAdaptAdamConfig(_AdamLike):
     """Largest factor by which the estimate may grow per step; 1e30 is unlimited."""
     bias_correction: bool = False
     """Use Adam's bias correction in the first steps (kohya: use_bias_correction)."""
+    rate_per_part: bool | None = None
+    """Find a rate for UNet and text encoders each, whose learning rates may then differ; default: off."""
+
+    @property
+    def needs_one_rate(self) -> bool:
+        """Return whether one rate is found for all parts."""
+        return not self.rate_per_part
 
 
 def _prodigy_state(_: ProdigyConfig, weight: MasterWeight) -> list[int]:
@@ -348,6 +355,13 @@ class ProdigyConfig(OptimizerSection):
     """Keep the estimate from growing too fast during warmup."""
     bias_correction: bool = True
     """Use Adam's bias correction in the first steps (kohya: use_bias_correction)."""
+    rate_per_part: bool | None = None
+    """Find a rate for UNet and text encoders each, whose learning rates may then differ; default: off."""
+
+    @property
+    def needs_one_rate(self) -> bool:
+        """Return whether one rate is found for all parts."""
+        return not self.rate_per_part
 
 
 class _ScheduleFreeLike(OptimizerSection):

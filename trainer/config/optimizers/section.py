@@ -47,6 +47,11 @@ class OptimizerSection(Section):
         return self.ignores_rates or self.method.finds_rate
 
     @property
+    def needs_one_rate(self) -> bool:
+        """Return whether all parts must have the same configured rate."""
+        return self.method.one_rate
+
+    @property
     def own_warmup(self) -> str:
         """Return the setting that replaces the schedule's warmup; empty if none is needed."""
         return ""

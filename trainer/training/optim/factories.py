@@ -135,7 +135,7 @@ def _stable_adamw(config: StableAdamWConfig, table: Groups) -> Optimizer:
 def _dadapt_adam(config: DAdaptAdamConfig, table: Groups) -> Optimizer:
     from pytorch_optimizer import DAdaptAdam
 
-    return DAdaptAdam(
+    return _by_part(DAdaptAdam, config.rate_per_part)(  # type: ignore[no-any-return]
         table,
         d0=config.d0,
         growth_rate=config.growth_rate,
@@ -153,7 +153,7 @@ def _prodigy(config: ProdigyConfig, table: Groups) -> Optimizer:
     for group in table:
         # In the group, because the library prints a line if it is passed as an argument.
         group["weight_decay"] = config.weight_decay
-    return Prodigy(  # type: ignore[no-any-return]
+    return _by_part(Prodigy, config.rate_per_part)(  # type: ignore[no-any-return]
         table,
         betas=(config.beta1, config.beta2),
         d_coef=config.d_coef,
@@ -227,6 +227,27 @@ def _class_of(config: OtherConfig) -> Any:
     from pytorch_optimizer.optimizer import OPTIMIZERS
 
     return OPTIMIZERS[config.optimizer]
+
+
+class _PartByPart:
+    """Lets an optimizer that finds one rate for all its groups find one for each part, as if each had its own."""
+
+    param_groups: Groups
+
+    def step(self) -> None:
+        """Take the library's step for the groups of each part in turn."""
+        groups = self.param_groups
+        try:
+            for part in dict.fromkeys(group["part"] for group in groups):
+                self.param_groups = [group for group in groups if group["part"] == part]
+                super().step()  # type: ignore[misc]
+        finally:
+            self.param_groups = groups
+
+
+def _by_part(kind: Any, wanted: bool | None) -> Any:
+    """Return a class of optimizers, or one that finds a rate for each part."""
+    return type(f"{kind.__name__}ByPart", (_PartByPart, kind), {}) if wanted else kind
 
 
 def _adam_arguments(config: Any) -> dict[str, Any]:

@@ -177,6 +177,8 @@ def test_arguments_reach_the_library(name: str) -> None:
     theirs = {ours: word for word, ours in config.method.argument_names.items()}
     words = {key: word if (word := theirs.get(key, key)) in found else key for key, _ in config if key != "name"}
     expected = {word: getattr(config, key) for key, word in words.items()}
+    if expected.pop("rate_per_part", None):
+        assert type(optimizer).__name__.endswith("ByPart")
     if "d0" in expected and "d0" not in found:
         found["d0"] = found["d"]
     if "betas" in found:
@@ -403,3 +405,41 @@ def test_every_optimizer_has_a_config_a_factory_and_a_library() -> None:
         assert version(kind.method.library)
         arguments = set(kind.method.class_defaults) | set(kind.method.argument_names.values())
         assert arguments <= set(kind.model_fields)
+
+
+@pytest.mark.parametrize("name", ["prodigy", "dadapt_adam"])
+def test_a_rate_per_part_is_that_of_an_optimizer_for_each_part(name: str) -> None:
+    """Gradients of the second part are much smaller, so that its own rate is another than the common one."""
+
+    def gradients(weights: list[Parameter], step: int) -> None:
+        generator = torch.Generator().manual_seed(100 + step)
+        for number, weight in enumerate(weights[:4]):
+            weight.grad = (torch.randn(weight.shape, generator=generator) * 0.1 + 0.2) * (1.0 if number < 2 else 1e-3)
+
+    config = config_of(name, **ARGUMENTS[name], rate_per_part=True)
+    together, apart = make_weights(), make_weights()
+    optimizer = build_optimizer(config, in_parts(together, 1.0, 0.5))
+    plain = config_of(name, **ARGUMENTS[name])
+    alone = [build_optimizer(plain, [group]) for group in in_parts(apart, 1.0, 0.5)]
+    for step in range(8):
+        gradients(together, step)
+        rates = set_learning_rates(optimizer, 1.0)
+        optimizer.step()
+        gradients(apart, step)
+        assert set_learning_rates(alone[0], 1.0) | set_learning_rates(alone[1], 1.0) == rates
+        for each in alone:
+            each.step()
+    assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))
+    assert rates["text_encoder"] != pytest.approx(0.5 * rates["unet"], rel=0.1)  # as a common rate would be
+
+    resumed = build_optimizer(config, in_parts(make_weights(), 1.0, 0.5))
+    unpack_state(resumed, *through_files(pack_state(optimizer)))
+    assert flat(resumed) == flat(optimizer)
+
+
+def test_rates_may_differ_only_if_one_is_found_for_each_part() -> None:
+    stated = {"learning_rate": 1.0, "text_encoder": {"learning_rate": 0.5}, "schedule": {"kind": "constant"}}
+    with pytest.raises(ValidationError, match=r"set optimizer\.rate_per_part = true"):
+        RecipeConfig.model_validate({**stated, "optimizer": {"name": "prodigy"}})
+    recipe = RecipeConfig.model_validate({**stated, "optimizer": {"name": "prodigy", "rate_per_part": True}})
+    assert not recipe.optimizer.needs_one_rate
