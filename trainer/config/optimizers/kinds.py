@@ -240,6 +240,29 @@ class AdamMiniConfig(_AdamLike):
     """Adam-mini, from pytorch-optimizer."""
 
 
+def _adam_mini_8bit_state(_: AdamMini8bitConfig, weight: MasterWeight) -> list[int]:
+    """Return the momentum in 8 bits, or in fp32 if it is small, and the average of the squared gradients."""
+    return [*quantized(1)(None, weight), FP32]
+
+
+class AdamMini8bitConfig(_AdamLike):
+    """Adam-mini with 8-bit state: AdamW with an eighth of its state."""
+
+    method = OptimizerMethod(
+        title="Adam-mini 8-bit",
+        purpose="Adam-mini with 8-bit momentum: an eighth of AdamW's state.",
+        source="Zhang et al. 2024, with bitsandbytes' quantization (Dettmers et al. 2022)",
+        names=("adammini8bit", "adam_mini_8bit"),
+        library="bitsandbytes",
+        layout=_adam_mini_8bit_state,
+        shared=(QUANTIZATION_MAP_BYTES,),
+        work=StepWork(17, 7, 60.0),
+        class_defaults={"weight_decay": 0.1},
+    )
+    name: Literal["adam_mini8bit"] = "adam_mini8bit"
+    """Adam-mini with 8-bit momentum."""
+
+
 class AdoptConfig(_AdamLike):
     """ADOPT: Adam that converges with any beta2."""
 
@@ -483,6 +506,7 @@ OptimizerConfig = (
     | AdafactorConfig
     | CameConfig
     | AdamMiniConfig
+    | AdamMini8bitConfig
     | AdoptConfig
     | StableAdamWConfig
     | DAdaptAdamConfig

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from trainer.config.optimizers.kinds import (
     AdafactorConfig,
+    AdamMini8bitConfig,
     AdamMiniConfig,
     AdamW8bitConfig,
     AdamWConfig,
@@ -115,6 +116,13 @@ def _adam_mini(config: AdamMiniConfig, table: Groups) -> Optimizer:
         made.update({key: value for key, value in group.items() if key != "params"})
     del optimizer.model  # would keep the weights alive as long as the optimizer
     return optimizer
+
+
+@make_optimizer.register
+def _adam_mini_8bit(config: AdamMini8bitConfig, table: Groups) -> Optimizer:
+    from trainer.training.optim.adam_mini_8bit import AdamMini8bit  # imports bitsandbytes
+
+    return AdamMini8bit(table, **_adam_arguments(config))
 
 
 @make_optimizer.register

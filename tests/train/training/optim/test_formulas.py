@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import bitsandbytes.functional
 import pytest
 import torch
 from torch import Tensor
@@ -177,6 +178,7 @@ def prodigy_plus(config: Any, weights: list[Tensor], given: list[list[Tensor]], 
 CASES: dict[str, tuple[Formula, dict[str, Any]]] = {
     "came": (came, {"weight_decay": 0.1, "clip_threshold": 0.9, "beta2": 0.5, "beta3": 0.99}),
     "adam_mini": (adam_mini, {"weight_decay": 0.1}),
+    "adam_mini8bit": (adam_mini, {"weight_decay": 0.1}),  # these weights are too small to be quantized
     "adopt": (adopt, {"weight_decay": 0.1, "beta2": 0.99}),
     "stableadamw": (stable_adamw, {"weight_decay": 0.1}),
     "dadapt_adam": (dadapt_adam, {"weight_decay": 0.1, "d0": 1e-4}),
@@ -205,3 +207,35 @@ def test_steps_are_those_of_the_formula(name: str, dtype: torch.dtype, capsys: p
         torch.testing.assert_close(weight.detach().double(), wanted, rtol=0, atol=limit)
     if dtype == torch.float32:  # as master weights are
         assert capsys.readouterr().out == ""  # some libraries print by themselves; --json output must stay clean
+
+
+def nearest_codes(numbers: Tensor) -> Tensor:
+    """Return fp32 numbers rounded to the nearest of the 256 codes times the largest of each 256, in float64."""
+    code = bitsandbytes.functional.create_dynamic_map(signed=True).double()
+    blocks = numbers.double().reshape(-1, 256)
+    scales = blocks.abs().amax(dim=1, keepdim=True)
+    places = ((blocks / scales.clamp(min=1e-300)).unsqueeze(-1) - code).abs().argmin(dim=-1)
+    return (code[places] * scales).reshape(numbers.shape)
+
+
+def test_large_momentum_is_adam_mini_with_momentum_rounded_to_eight_bits() -> None:
+    config, rate = config_of("adam_mini8bit", weight_decay=0.1), 1e-2
+    generator = torch.Generator().manual_seed(8)
+    begun = torch.randn(64, 128, generator=generator)
+    weight, expected = Parameter(begun.clone()), begun.double()
+    optimizer = build_optimizer(config, [ParameterGroup("unet", rate, [weight])])
+    m, v = torch.zeros_like(expected), 0.0
+    for step in range(1, 6):
+        gradient = torch.randn(64, 128, generator=generator) * 0.1 + 0.05
+        weight.grad = gradient
+        optimizer.step()
+        g = gradient.double()
+        m = config.beta1 * m + (1 - config.beta1) * g
+        v = config.beta2 * v + (1 - config.beta2) * g.pow(2).mean().item()
+        update = m / (1 - config.beta1**step) / (math.sqrt(v / (1 - config.beta2**step)) + config.eps)
+        expected = expected * (1 - rate * config.weight_decay) - rate * update
+        m = nearest_codes(m)
+        # A number in the middle between two codes may be rounded to the other one: one step of 1/100 of the largest.
+        assert (weight.detach().double() - expected).norm() < 1e-5 * expected.norm()
+        expected = weight.detach().double()
+    assert (weight - begun).abs().max() > 1e-2

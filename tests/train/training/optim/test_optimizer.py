@@ -39,7 +39,7 @@ CONFIGS: dict[str, OptimizerSection] = {
         relative_step=True, scale_parameter=True, warmup_init=True, beta1=0.9, weight_decay=0.01
     ),
 }
-EIGHT_BIT = ("adamw8bit", "paged_adamw8bit", "lion8bit")
+EIGHT_BIT = ("adamw8bit", "paged_adamw8bit", "lion8bit", "adam_mini8bit")
 
 
 def make_weights() -> list[Parameter]:
