@@ -27,7 +27,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "dataset.folders.*.trigger": ("trigger_word", "activation_text", "instance_prompt"),
     "dataset.folders.*.class_words": ("class_tokens", "class_prompt"),
     "dataset.folders.*.weight": ("loss_weight",),
-    "dataset.lines": ("prompt_source",),
+    "dataset.caption_sources": ("caption_extension", "caption_ext", "prompt_source"),
     "dataset.masks": ("masked_training", "masked_loss", "alpha_mask", "conditioning_data_dir"),
     "dataset.validation_share": ("validation_split",),
     "recipe.adapter": ("network_module", "training_method", "peft_type", "algo", "lycoris"),

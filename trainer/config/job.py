@@ -18,6 +18,10 @@ Text = Annotated[str, Field(min_length=1)]
 HeldOut = Annotated[float, Field(ge=0.0, le=0.5)]
 Lines = Literal["caption", "variants"]
 Masks = Literal["auto", "files", "alpha", "none"]
+CaptionSource = Annotated[
+    str,
+    Field(pattern=r"^(\.[A-Za-z0-9_-]{1,20}|metadata|filename)$", examples=[".txt", "metadata", "filename"]),
+]
 Timestep = Annotated[int, Field(ge=0, le=999)]
 TIMESTEP_LIMITS = ("timestep_min", "timestep_max")
 SCHEMA = 3
@@ -119,6 +123,8 @@ class FolderConfig(Section):
     """Loss weight of these images (OneTrainer: loss weight)."""
     lines: Lines | None = Field(default=None, title="Caption lines")
     """Like dataset.lines, but for this folder; default: as in the dataset."""
+    caption_sources: tuple[CaptionSource, ...] | None = Field(default=None, strict=False, min_length=1, max_length=10)
+    """Like dataset.caption_sources, but for this folder; default: as in the dataset."""
     masks: Masks | None = None
     """Like dataset.masks, but for this folder; default: as in the dataset."""
     timestep_min: int | None = Field(default=None, ge=0, le=999, title="Min timestep")
@@ -153,6 +159,8 @@ class DatasetConfig(Section):
     """The dataset's folders."""
     lines: Lines = Field(default="caption", title="Caption lines")
     """Lines of a caption file: caption joins them, variants uses a random line each time (as in OneTrainer)."""
+    caption_sources: tuple[CaptionSource, ...] | None = Field(default=None, strict=False, min_length=1, max_length=10)
+    """Order: file extensions, metadata, filename (kohya: caption_extension); default: .txt, .caption, metadata."""
     background: str = Field(default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", examples=["#ffffff"])
     """Color behind transparent images."""
     masks: Masks = "auto"
@@ -172,6 +180,10 @@ class DatasetConfig(Section):
     def lines_of(self, folder: FolderConfig) -> Lines:
         """Return how the lines of a folder's caption files are read."""
         return folder.lines or self.lines
+
+    def caption_sources_of(self, folder: FolderConfig) -> tuple[str, ...] | None:
+        """Return where the captions of a folder's images come from; None for the usual places."""
+        return folder.caption_sources or self.caption_sources
 
     def masks_of(self, folder: FolderConfig) -> Masks:
         """Return where the masks of a folder's images come from."""

@@ -11,6 +11,8 @@ from trainer.protocol.reading import UnusableFileError, open_file, parse_json, r
 
 SUFFIXES = (".txt", ".caption")
 """Extensions of caption files; if an image has both files, the first is used."""
+SOURCES = (*SUFFIXES, "metadata")
+"""Places of captions, if a job does not set its own."""
 METADATA_NAME = "metadata.jsonl"
 COLUMNS = ("text", "prompt", "caption")
 """Columns of a metadata file that may contain the caption; the first one present is used."""

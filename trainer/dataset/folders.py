@@ -43,6 +43,8 @@ class FolderFacts:
     trigger: str
     class_words: str
     lines: Lines
+    caption_sources: tuple[str, ...] | None
+    """Places of captions that the job sets; None for those of `caption_files.SOURCES`."""
     masks: Masks
     overlay: RecipeOverlay | None
 
@@ -142,16 +144,17 @@ def image_files(folder: Path, recursive: bool = False, links: Links | None = Non
 
 def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Imported, scan: Scan, links: Links) -> None:
     root = Path(config.path).absolute()
-    whole = _read_metadata(root, scan, links)
+    has_metadata = "metadata" in (dataset.caption_sources_of(config) or caption_files.SOURCES)
+    whole = _read_metadata(root, scan, links) if has_metadata else {}
     for path, files in _directories(root, config.recursive, links):
         above = {} if path == root else below(whole, path.relative_to(root).as_posix())
-        own = whole if path == root else _read_metadata(path, scan, links)
+        own = whole if path == root or not has_metadata else _read_metadata(path, scan, links)
         directory = _Directory(path, files, _read_notes(path, links), {**above, **own})
         facts = _folder_facts(config, dataset, root, path, scan, links)
         for file in files:
             if is_image(file):
                 _scan_image(file, directory, facts, imported, scan)
-        _mark_strays(directory, scan)
+        _mark_strays(directory, facts, scan)
 
 
 def _directories(root: Path, recursive: bool, links: Links) -> Iterator[tuple[Path, list[Path]]]:
@@ -253,6 +256,7 @@ def _folder_facts(
         trigger=_first(config.trigger, marks.trigger).strip(),
         class_words=class_words,
         lines=dataset.lines_of(config),
+        caption_sources=dataset.caption_sources_of(config),
         masks=dataset.masks_of(config),
         overlay=config.overlay,
     )
@@ -310,13 +314,11 @@ def _scan_image(file: Path, directory: _Directory, facts: FolderFacts, imported:
 
 
 def _captions(file: Path, directory: _Directory, facts: FolderFacts, scan: Scan) -> Captions:
-    """Return an image's captions from the first nonempty source (.txt, .caption, metadata.jsonl); add findings."""
-    sources = [path for suffix in caption_files.SUFFIXES if (path := directory.find(file.stem, suffix))]
-    texts = [text for path in sources if (text := _caption_text(path, scan)) is not None]
-    if (listed := directory.metadata.get(file.name)) is not None:
-        texts.append(listed)
+    """Return an image's captions from the first nonempty source; add findings."""
+    sources = facts.caption_sources or caption_files.SOURCES
+    texts = [text for source in sources if (text := _text_from(source, file, directory, scan)) is not None]
     found = [caption_files.split_caption(text, facts.lines) for text in texts]
-    if len(set(found)) > 1:
+    if len(set(found)) > 1 and facts.caption_sources is None:
         scan.marks["caption.clash"].append(file)
     if used := next((alternatives for alternatives in found if alternatives), ()):
         return used
@@ -325,6 +327,17 @@ def _captions(file: Path, directory: _Directory, facts: FolderFacts, scan: Scan)
     else:
         scan.marks["caption.empty" if found else "caption.missing"].append(file)
     return ()
+
+
+def _text_from(source: str, file: Path, directory: _Directory, scan: Scan) -> str | None:
+    """Return the text that a caption source has for an image, or None."""
+    if source == "filename":
+        # Bytes that are not valid Unicode (possible on Linux) become question marks, which a caption can hold.
+        return os.fsencode(file.stem).decode("utf-8", "replace")
+    if source == "metadata":
+        return directory.metadata.get(file.name)
+    path = directory.find(file.stem, source.lower())
+    return _caption_text(path, scan) if path else None
 
 
 def _caption_text(path: Path, scan: Scan) -> str | None:
@@ -363,11 +376,12 @@ def below(metadata: Mapping[str, str], inside: str) -> dict[str, str]:
     return {name.removeprefix(start): text for name, text in metadata.items() if name.startswith(start)}
 
 
-def _mark_strays(directory: _Directory, scan: Scan) -> None:
+def _mark_strays(directory: _Directory, facts: FolderFacts, scan: Scan) -> None:
     """Add findings for captions and masks without an image, and for images in unsupported formats."""
+    sources = [source.lower() for source in facts.caption_sources or caption_files.SOURCES]
     for file in directory.files:
         suffix = file.suffix.lower()
-        if suffix in caption_files.SUFFIXES and not directory.images(file.stem):
+        if suffix in sources and not directory.images(file.stem):
             scan.marks["caption.orphan"].append(file)
         elif suffix in _OTHER_SUFFIXES:
             scan.marks["image.other_kind"].append(file)

@@ -128,6 +128,7 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
             kind="regularization" if table.get("is_reg") else "train",
             repeats=table.get("num_repeats"),
             class_words=table.get("class_tokens"),
+            caption_sources=_caption_sources(table.get("caption_extension")),
         )
     )
     if "metadata_file" in table:
@@ -142,10 +143,6 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
         imported.dataset["validation_share"] = table["validation_split"]
     if table.get("enable_wildcard"):
         imported.dataset["lines"] = "variants"
-    if table.get("caption_extension", ".txt") not in (".txt", ".caption"):
-        imported.note(
-            f"Caption files with the extension {table['caption_extension']} are not read; rename them to .txt."
-        )
     if "conditioning_data_dir" in table:
         imported.note("Masks in a separate folder are not read; copy each next to its image as NAME-masklabel.png.")
     for key, value in table.items():
@@ -154,6 +151,12 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
                 imported.state(next(keys_called(key)), converted, key)
         elif value and key not in _KOHYA_FOLDER | _KOHYA_DATASET | _KOHYA_HARMLESS | {"conditioning_data_dir"}:
             imported.note(f"{key} = {printable(toml_value(value), 60)} is not supported.")
+
+
+def _caption_sources(extension: str | None) -> tuple[str, ...] | None:
+    """Return where captions come from; like sd-scripts, an extension may lack its dot. None if it is a usual one."""
+    stated = f".{extension.removeprefix('.')}" if extension else None
+    return None if stated in (None, *SUFFIXES) else (stated,)
 
 
 def _converted(key: str, value: Any) -> object:
@@ -209,6 +212,7 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
             f"{_named(concept)} (prior prediction) becomes a regularization folder, which is the closest equivalent."
         )
     root = (folder / concept["path"]).absolute()
+    image, text = concept.get("image", {}), concept.get("text", {})
     imported.folders.append(
         FolderConfig(
             path=str(root),
@@ -216,9 +220,9 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
             repeats=_balancing(concept, imported),
             recursive=bool(concept.get("include_subdirectories", False)),
             weight=float(concept.get("loss_weight", 1.0)),
+            caption_sources=("filename",) if text.get("prompt_source") == "filename" else None,
         )
     )
-    image, text = concept.get("image", {}), concept.get("text", {})
     # OneTrainer reads each line of a caption file as an alternative.
     imported.dataset["lines"] = "variants"
     imported.state("recipe.images.flip", bool(image.get("enable_random_flip", True)), "enable_random_flip")
@@ -249,20 +253,17 @@ def _balancing(concept: Table, imported: ImportedDataset) -> int:
 
 
 def _prompts(text: Table, root: Path, recursive: bool) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield each image with its captions, if the concept takes them from one common file or from file names."""
-    source = text.get("prompt_source", "sample")
-    if source not in ("concept", "filename"):
+    """Yield each image with its captions, if the concept takes them from one common file."""
+    if text.get("prompt_source", "sample") != "concept":
         return
-    prompts: tuple[str, ...] = ()
-    if source == "concept":
-        path = root.parent / text["prompt_path"]
-        if path.resolve().suffix.lower() not in SUFFIXES:
-            # The file may come from a stranger, and this path may point to any of the user's files.
-            raise ValueError(f"{path} is not a .txt file")
-        try:
-            prompts = split_caption(read_caption_file(path).text, "variants")
-        except NotACaptionError as fault:
-            raise ValueError(f"could not read prompts from {text['prompt_path']}: {fault}") from fault
+    path = root.parent / text["prompt_path"]
+    if path.resolve().suffix.lower() not in SUFFIXES:
+        # The file may come from a stranger, and this path may point to any of the user's files.
+        raise ValueError(f"{path} is not a .txt file")
+    try:
+        prompts = split_caption(read_caption_file(path).text, "variants")
+    except NotACaptionError as fault:
+        raise ValueError(f"could not read prompts from {text['prompt_path']}: {fault}") from fault
     for image in image_files(root, recursive):
         yield image, prompts or (image.stem,)
 

@@ -57,6 +57,10 @@ KEYS = {
     "fraction of a rank": ("[recipe]\nrank = 8.5", "recipe.rank: must be a whole number from 1 to 1024, not 8.5"),
     "whole number as 8.0": ("[recipe]\nrank = 8.0", "(write 8)"),
     "number too small": ("[recipe]\nrank = 0", "recipe.rank: must be a whole number from 1 to 1024, not 0"),
+    "captions from nowhere": (
+        '[dataset]\ncaption_sources = ["txt"]',
+        'dataset.caption_sources.0: must be a list, each item text such as ".txt" or "metadata" or "filename"',
+    ),
     "half a step": (
         "[recipe.captions]\ntoken_warmup_step = 1.5",
         "recipe.captions.token_warmup_step: is 1.5: use a whole number of steps, or a share of the run below 1",

@@ -17,8 +17,8 @@ KEYS = {re.sub(r"\[\w+\]", "", found.key): found for found in fields(Job)}
 OURS = {
     # A folder's settings are those of the recipe and the dataset, where their other names are known.
     *(key for key in KEYS if key.startswith(("dataset.folders.*.captions.", "dataset.folders.*.images."))),
-    *(f"dataset.folders.*.{name}" for name in ("lines", "masks", "timestep_min", "timestep_max")),
-    "schema", "preset", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
+    *(f"dataset.folders.*.{name}" for name in ("lines", "caption_sources", "masks", "timestep_min", "timestep_max")),
+    "schema", "preset", "dataset.lines", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
     "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
     "recipe.lokr_factor", "recipe.tlora_min_rank",
     "recipe.blocks.*.match", "recipe.blocks.*.rank", "recipe.blocks.*.alpha",

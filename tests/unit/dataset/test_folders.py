@@ -110,6 +110,18 @@ def test_clashes_are_marked_and_the_first_that_says_something_is_used(tmp_path: 
     assert names(result.marks["caption.clash"]) == ["a.png", "b.png"]
 
 
+def test_stated_sources_are_read_in_their_order(tmp_path: Path) -> None:
+    fill(tmp_path, a_png="", a_txt="txt", a_caption="caption", a_wd14="tags", b_png="", b_txt="txt", stray_wd14="tags")
+    fill(tmp_path, c_png="", c_WD14=" ", stray_txt="txt")
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "c.png", "text": "listed"}\n', encoding="utf-8")
+    found = scan(tmp_path, dataset_caption_sources=(".wd14", ".caption", "filename"))
+    assert [candidate.captions for candidate in found.candidates] == [("tags",), ("b",), ("c",)]
+    assert [(code, names(files)) for code, files in found.marks.items()] == [("caption.orphan", ["stray.wd14"])]
+    found = scan(tmp_path, dataset_caption_sources=("filename",), caption_sources=("metadata",))
+    assert [candidate.captions for candidate in found.candidates] == [(), (), ("listed",)]
+    assert names(found.marks["caption.missing"]) == ["a.png", "b.png"]
+
+
 def test_variants_when_the_dataset_says_so(tmp_path: Path) -> None:
     fill(tmp_path, a_png="", a_txt="one\ntwo\n")
     assert only(tmp_path).captions == ("one two",)
@@ -259,6 +271,7 @@ def test_a_file_name_that_is_no_unicode(tmp_path: Path) -> None:
         return  # only Linux has such names
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")).touch()
     assert len(scan(tmp_path).candidates) == 1
+    assert only(tmp_path, caption_sources=("filename",)).captions == ("\ufffd",)
 
 
 def test_words_of_a_folder_whose_name_is_no_unicode_are_refused_and_stated_ones_taken(tmp_path: Path) -> None:

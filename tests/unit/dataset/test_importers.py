@@ -137,6 +137,16 @@ def test_kohya_metadata_in_all_its_forms(tmp_path: Path, form: str) -> None:
     assert read_kohya_metadata(path, images) == ({first: ("a dog, 1dog, solo",), second: ("2dogs",)}, 1)
 
 
+@pytest.mark.parametrize(
+    ("stated", "sources"), [(".txt", None), ("caption", None), (".wd14", (".wd14",)), ("tags", (".tags",))]
+)
+def test_kohyas_extension_of_captions(tmp_path: Path, stated: str, sources: tuple[str, ...] | None) -> None:
+    text = f'[[datasets]]\n[[datasets.subsets]]\nimage_dir = "images"\ncaption_extension = "{stated}"\n'
+    imported = imported_from(tmp_path / "data.toml", text)
+    assert [folder.caption_sources for folder in imported.folders] == [sources]
+    assert imported.notes == []
+
+
 def test_kohya_metadata_through_the_toml_reaches_the_dataset(tmp_path: Path) -> None:
     path = picture(tmp_path / "images" / "a.png")
     path.with_suffix(".txt").write_text("beside", encoding="utf-8")
@@ -148,15 +158,15 @@ def test_kohya_metadata_through_the_toml_reaches_the_dataset(tmp_path: Path) -> 
 
 
 def test_onetrainer_concepts(tmp_path: Path) -> None:
-    held = picture(tmp_path / "held" / "a red fox.png")
+    picture(tmp_path / "held" / "a red fox.png")
     imported = imported_from(tmp_path / "concepts.json", json.dumps(CONCEPTS))
     assert imported.folders == [
         FolderConfig(path=str(tmp_path / "cats"), repeats=2, recursive=True, weight=0.5),
-        FolderConfig(path=str(tmp_path / "held"), kind="validation", repeats=2),
+        FolderConfig(path=str(tmp_path / "held"), kind="validation", repeats=2, caption_sources=("filename",)),
         FolderConfig(path=str(tmp_path / "prior"), kind="regularization", repeats=1),
     ]
     assert imported.dataset == {"lines": "variants"}
-    assert imported.captions == {held: ("a red fox",)}
+    assert imported.captions == {}
     assert imported.settings == {
         "recipe.images.flip": False,
         "recipe.images.crop": "center",
