@@ -60,7 +60,10 @@ _TEXT_ENCODERS: Mapping[Family, tuple[str, ...]] = {
 # Parts of tensor names that identify other kinds of models; the first match decides.
 _OTHERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
-        ("lora_down.", "lora_up.", ".lora_A.", ".lora_B.", ".lora.down.", "lora_linear_layer.", ".hada_w1", ".lokr_w1"),
+        (
+            *("lora_down.", "lora_up.", ".lora_A.", ".lora_B.", ".lora.down.", "lora_linear_layer."),
+            *(".hada_w1", ".lokr_w1", ".oft_blocks"),
+        ),
         "a LoRA, not a base",
         "Use the model that the LoRA was made for as the base; to continue a LoRA, set base.continue_from.",
     ),
@@ -91,14 +94,17 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
 _GET_A_VAE = "Choose a .safetensors VAE for SD 1.5 or SDXL, or a diffusers folder that contains one."
 _OLD_SCALING = 0.18215  # the default of diffusers, which old VAE folders omit
 _PICKLES = {".ckpt", ".pt", ".pth", ".bin", ".pkl"}
-# Suffixes of tensor names in all LoRA formats; the part before is the layer.
+# Suffixes of tensor names in all LoRA formats, of which each layer has at least one; the part before is the layer.
+# The first dimension of a ranked tensor is the rank, its second one the layer's inputs, or one factor of them in LoKr.
 _LORA_LAYER = re.compile(
-    r"(?P<layer>.+?)(?:\.lora_(?:down|A)(?:\.default)?\.weight|[._]lora(?:_linear_layer)?\.down\.weight|\.(?:hada|lokr)_w1(?:_a)?)"
+    r"(?P<layer>.+?)(?:(?P<ranked>\.lora_(?:down|A)(?:\.default)?\.weight|[._]lora(?:_linear_layer)?\.down\.weight"
+    r"|\.hada_w1_b|\.lokr_w[12]_b)|\.hada_w1_a|\.lokr_w1(?:_a)?|\.oft_blocks)"
 )
 _LORA_KINDS = {
     "dora_scale": "DoRA",
     ".hada_": "LoHa",
     ".lokr_": "LoKr",
+    ".oft_blocks": "OFT",
     ".lora_mid.": "LoCon with Tucker decomposition",
 }
 _LORA_FAMILIES: Mapping[int, Family] = {768: "sd15", 2048: "sdxl"}
@@ -450,23 +456,28 @@ def identify_lora(path: Path) -> LoraIdentity:
 
 def lora_of_header(path: Path, header: Header) -> LoraIdentity:
     """Identify a LoRA by its header; raises LoraFileError if it is not a LoRA."""
-    found = {match["layer"]: name for name in header.tensors if (match := _LORA_LAYER.fullmatch(name))}
+    found: dict[str, Sequence[int]] = {}
+    for name, tensor in header.tensors.items():
+        if match := _LORA_LAYER.fullmatch(name):
+            found[match["layer"]] = tensor.shape if match["ranked"] else found.get(match["layer"], ())
     if not found:
         first = next(iter(header.tensors), "no tensor")
         sentence = f'"{path}" is not a LoRA: its first tensor is "{first[:80]}".'
         raise LoraFileError("lora.unknown", sentence, "Choose a LoRA file.")
     kind = next((kind for mark, kind in _LORA_KINDS.items() if any(mark in name for name in header.tensors)), "LoRA")
     # Text encoder layers determine the family; UNet layers alone may not, then the metadata decides.
-    family = _lora_family(found, header) or _FAMILIES.get(header.metadata.get("ss_base_model_version", ""))
+    family = _lora_family(found) or _FAMILIES.get(header.metadata.get("ss_base_model_version", ""))
     layers = Counter(_lora_part(layer) for layer in found)
-    ranks = tuple(sorted({header.tensors[name].shape[0] for name in found.values() if header.tensors[name].shape}))
+    ranks = tuple(sorted({shape[0] for shape in found.values() if shape}))
     return LoraIdentity(kind, family, layers, ranks, _lora_sentences(kind, family, layers, ranks), header.metadata)
 
 
-def _lora_family(found: Mapping[str, str], header: Header) -> Family | None:
-    """Return a LoRA's family, based on the width of its cross-attention layers or else on names; None if unclear."""
-    for layer, name in found.items():
-        shape = header.tensors[name].shape
+def _lora_family(found: Mapping[str, Sequence[int]]) -> Family | None:
+    """Return a LoRA's family, based on the width of its cross-attention layers or else on names; None if unclear.
+
+    `found` contains the shape of each layer's ranked tensor, or () if it has none.
+    """
+    for layer, shape in found.items():
         if layer.endswith(("attn2_to_k", "attn2.to_k")) and len(shape) == 2 and shape[1] in _LORA_FAMILIES:
             return _LORA_FAMILIES[shape[1]]
     if any(layer.startswith(("lora_te1_", "lora_te2_", "text_encoder_2.")) for layer in found):
@@ -485,8 +496,9 @@ def _lora_sentences(
 ) -> tuple[str, ...]:
     made_for = f"for {NAMES[family]}" if family else "for an unknown base"
     counts = ", ".join(f"{count} {'layer' if count == 1 else 'layers'} of the {part}" for part, count in layers.items())
-    ends = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
-    return (f"It is a {kind} {made_for} with {ends}.", f"It adapts {counts}.")
+    ends = f" with rank {ranks[0]}" if len(ranks) == 1 else f" with ranks {ranks[0]} to {ranks[-1]}" if ranks else ""
+    article = "an" if kind == "OFT" else "a"
+    return (f"It is {article} {kind} {made_for}{ends}.", f"It adapts {counts}.")
 
 
 def _identify_folder(path: Path) -> BaseIdentity:

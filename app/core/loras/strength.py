@@ -5,7 +5,8 @@ the small matrices U = upᵀ·up and D = down·downᵀ, both rank × rank, ‖up
 Tucker core M between them (kernel positions k), it is Σₖ tr(U·Mₖ·D·Mₖᵀ). A Kronecker product has ‖a ⊗ b‖ = ‖a‖·‖b‖.
 Only LoHa's elementwise product has to be materialized, with Tucker cores one kernel position at a time. LyCORIS stores
 the outer matrices of its Tucker variants as rank × out. A block's strength is the square root of the sum of its layers'
-squared norms. DoRA's magnitudes depend on the base's weights and are ignored.
+squared norms. DoRA's magnitudes depend on the base's weights and are ignored; the strength of OFT is unknown, because
+it multiplies them.
 
 Tensor names of kohya, diffusers, PEFT and LyCORIS are recognized. Blocks have the names used for block weights: IN00
 to IN11, MID and OUT00 to OUT11 for the UNet (SDXL ends at IN08 and OUT08), TE1 and TE2 for the text encoders.
@@ -41,7 +42,7 @@ _TENSOR = re.compile(
     r"(?P<layer>.+?)(?:"
     r"\.lora_(?P<kohya>down|up|mid|A|B)(?:\.default)?\.weight"
     r"|[._]lora(?:_linear_layer)?\.(?P<diffusers>down|up)\.weight"
-    r"|\.(?P<lycoris>alpha|dora_scale|(?:hada|lokr)_[wt][12](?:_[ab])?))"
+    r"|\.(?P<lycoris>alpha|dora_scale|(?:hada|lokr)_[wt][12](?:_[ab])?|oft_blocks))"
 )
 _ROLES = {"A": "down", "B": "up"}
 _TEXT_ENCODER = re.compile(r"(?:lora_te|text_encoder_?)(?P<number>[12])?(?![a-z])")
@@ -86,7 +87,7 @@ def block_order(block: str) -> tuple[int, str]:
 
 
 def rank_of(layer: Layer) -> int | None:
-    """Return the rank of a layer from its shapes; None for a full matrix."""
+    """Return the rank of a layer from its shapes; None for a full matrix and for OFT."""
     for role, axis in (("down", 0), ("hada_w1_b", 0), ("lokr_w2_b", 0), ("lokr_w1_b", 0)):
         if role in layer and layer[role].shape:
             return layer[role].shape[axis]

@@ -324,13 +324,38 @@ def test_a_separate_vae(tmp_path: Path) -> None:
             ("LoRA", "sdxl", {"UNet": 1}, (4,)),
         ),
         ({"lora_unet_mid_block_resnets_0_conv1.lora_down.weight": (4, 320, 3, 3)}, ("LoRA", None, {"UNet": 1}, (4,))),
-        ({"lora_unet_x.hada_w1_a": (4, 8), "lora_unet_x.hada_w1_b": (8, 4)}, ("LoHa", None, {"UNet": 1}, (4,))),
+        ({"lora_unet_x.hada_w1_a": (40, 8), "lora_unet_x.hada_w1_b": (8, 24)}, ("LoHa", None, {"UNet": 1}, (8,))),
+        (
+            {"lora_unet_x_attn2_to_k.hada_w1_b": (8, 2048), "lora_unet_x_attn2_to_k.hada_w1_a": (40, 8)},
+            ("LoHa", "sdxl", {"UNet": 1}, (8,)),
+        ),
+        (
+            {
+                "lora_unet_x.lokr_w1": (4, 6),
+                "lora_unet_x.lokr_w2_a": (10, 3),
+                "lora_unet_x.lokr_w2_b": (3, 4),
+                "lora_te1_y.lokr_w1": (4, 6),
+                "lora_te1_y.lokr_w2": (10, 4),
+            },
+            ("LoKr", "sdxl", {"UNet": 1, "text encoder": 1}, (3,)),
+        ),
+        (
+            {"lora_te_y.oft_blocks": (10, 4, 4), "lora_te_y.alpha": ()},
+            ("OFT", "sd15", {"text encoder": 1}, ()),
+        ),
     ],
 )
 def test_what_a_lora_is(tmp_path: Path, shapes: Shapes, expected: tuple[Any, ...]) -> None:
     identity = identify_lora(write_shapes(tmp_path / "lora.safetensors", shapes))
     assert (identity.kind, identity.family, dict(identity.layers), identity.ranks) == expected
     assert all(sentence.endswith(".") for sentence in identity.evidence)
+
+
+def test_an_oft_is_no_base_and_its_sentence_has_no_rank(tmp_path: Path) -> None:
+    path = write_shapes(tmp_path / "a.safetensors", {"lora_te_y.oft_blocks": (10, 4, 4)})
+    assert identify_lora(path).evidence[0] == "It is an OFT for SD 1.5."
+    with pytest.raises(BaseModelError, match="is a LoRA, not a base"):
+        identify_base(path)
 
 
 def test_a_base_is_no_lora(tmp_path: Path) -> None:

@@ -189,16 +189,15 @@ def hash_of_base(files: Mapping[str, str], name: str) -> str | None:
 def preset_of_lora(path: Path) -> CreatedPreset:
     """Create a preset from a LoRA's metadata, its tensor shapes and the image next to it.
 
-    Raises LoraFileError if the file is damaged, not a LoRA, of an unsupported kind, or for an unknown base family.
+    Raises LoraFileError if the file is damaged, not a LoRA, or for an unknown base family.
     """
     identity = identify_lora(path)
     family = identity.family
-    if identity.kind != "LoRA" or family is None:
-        what = f"a {identity.kind}" if identity.kind != "LoRA" else "not for SD 1.5 or SDXL"
+    if family is None:
         raise LoraFileError(
             "lora.kind",
-            f"Could not create a preset from {path.name}: it is {what}.",
-            "Choose a plain LoRA or LoCon for SD 1.5 or SDXL.",
+            f"Could not create a preset from {path.name}: it is not for SD 1.5 or SDXL.",
+            "Choose a LoRA for SD 1.5 or SDXL.",
         )
     metadata = identity.metadata
     own = _own_recipe(metadata)

@@ -432,7 +432,20 @@ def test_what_tells_too_little_is_refused(
         preset_of_lora(lora(tmp_path, layers, metadata))
 
 
-def test_another_kind_of_adapter_is_refused(tmp_path: Path) -> None:
-    save_file({"lora_unet_mid.hada_w1_a": np.zeros((4, 4), np.float16)}, tmp_path / "a.safetensors", FOLDER)
-    with pytest.raises(ImpastoError, match="it is a LoHa"):
-        preset_of_lora(tmp_path / "a.safetensors")
+@pytest.mark.parametrize(
+    ("arguments", "tensors", "adapter"),
+    [
+        ({"algo": "loha"}, {"hada_w1_a": (40, 8), "hada_w1_b": (8, 24)}, "loha"),
+        ({"algo": "lokr", "factor": "4"}, {"lokr_w1": (4, 6), "lokr_w2_a": (10, 8), "lokr_w2_b": (8, 4)}, "lokr"),
+        ({"algo": "diag-oft"}, {"oft_blocks": (10, 4, 4)}, "oft"),
+        ({"algo": "locon", "dora_wd": "True"}, {"lora_down.weight": (8, 24), "dora_scale": (1, 24)}, "dora"),
+    ],
+)
+def test_files_of_other_kinds_of_adapter_have_recipes_too(
+    arguments: dict[str, str], tensors: dict[str, tuple[int, ...]], adapter: str, tmp_path: Path
+) -> None:
+    whole = {f"lora_unet_mid.{role}": np.zeros(shape, np.float16) for role, shape in tensors.items()}
+    metadata = FOLDER | {"ss_network_args": json.dumps(arguments)}
+    save_file(whole, tmp_path / "a.safetensors", metadata)
+    found = recipe(preset_of_lora(tmp_path / "a.safetensors"))
+    assert (found["adapter"], found["rank"]) == (adapter, 32)

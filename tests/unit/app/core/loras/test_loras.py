@@ -120,6 +120,15 @@ def test_loha_and_lokr_are_counted(tmp_path):
     assert [read_lora(tmp_path / f"{kind}.safetensors").kind for kind in ("loha", "lokr")] == ["LoHa", "LoKr"]
 
 
+def test_the_strength_of_an_oft_is_unknown(tmp_path):
+    tensors = {f"{LAYER}.oft_blocks": random(5, 4, 4), f"{LAYER}.alpha": torch.tensor(0.0)}
+    save_file(tensors, tmp_path / "oft.safetensors")
+    file = read_lora(tmp_path / "oft.safetensors")
+    assert (file.kind, file.ranks) == ("OFT", ())
+    (block,) = file.blocks()
+    assert (block.name, block.layers, block.ranks, block.strength, block.unknown) == ("IN04", 1, (), None, 1)
+
+
 def test_loha_and_lokr_with_tucker_cores_are_counted(tmp_path):
     """Against LyCORIS' own einsum: "i j k l, j r, i p -> p r k l" of core, inner and outer matrix."""
 
