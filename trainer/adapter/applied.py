@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from diffusers.utils.peft_utils import recurse_remove_peft_layers
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.adapter.attach import Factors, inject, models_by_part, module_path
 from trainer.adapter.layers import LayerSettings
-from trainer.adapter.lycoris import CHANGES, Change, Frozen, LycorisLayer, base_shape, scale_of
+from trainer.adapter.lycoris import CHANGES, Change, LycorisLayer, scale_of
 from trainer.adapter.names import Slot
+from trainer.adapter.products import Frozen, base_shape
 from trainer.adapter.reading import LoraLayer, LoraWeights, LycorisWeights, reshape_to_layer
 from trainer.errors import LoraFileError
 
@@ -100,11 +101,8 @@ class AppliedLoras:
 def _filled(slot: Slot, frozen: Frozen, layer: LycorisWeights, dtype: torch.dtype) -> Change:
     """Return the change of one layer with a file's weights; raise LoraFileError if they do not fit."""
     base, kind = base_shape(frozen), CHANGES[layer.kind]
-    weights = {role: _with_kernel(role, tensor, len(base)) for role, tensor in layer.weights.items()}
+    weights = layer.for_layer(len(base))
     shapes = {role: tuple(tensor.shape) for role, tensor in weights.items()}
-    if "dora_scale" in shapes and weights["dora_scale"].ndim == 1:  # PEFT's are per output
-        weights["dora_scale"] = weights["dora_scale"].view(-1, *(1 for _ in base[1:]))
-        shapes["dora_scale"] = tuple(weights["dora_scale"].shape)
     if not kind.fits(shapes, base):
         found = " and ".join("×".join(map(str, shape)) for shape in shapes.values())
         raise LoraFileError(
@@ -116,15 +114,6 @@ def _filled(slot: Slot, frozen: Frozen, layer: LycorisWeights, dtype: torch.dtyp
     for role, parameter in change.named_parameters():
         parameter.copy_(weights[role])
     return change
-
-
-def _with_kernel(role: str, tensor: Tensor, dimensions: int) -> Tensor:
-    """Return a tensor in the form for its layer: some programs write 1x1 convolutions as matrices, or vice versa."""
-    if role not in ("lora_down", "lora_up", "dora_scale", "lokr_w2") or tensor.ndim == 1:
-        return tensor
-    if dimensions == 2 and tensor.shape[2:] == (1, 1):
-        return tensor.flatten(1)
-    return tensor[:, :, None, None] if dimensions == 4 and tensor.ndim == 2 else tensor
 
 
 def _fill(slot: Slot, factors: Factors, stack: Sequence[Scaled]) -> None:

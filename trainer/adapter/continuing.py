@@ -8,44 +8,53 @@ from pathlib import Path
 from torch import Tensor
 
 from trainer.adapter.attach import Adapter
+from trainer.adapter.layers import rank_key
 from trainer.adapter.lycoris import scale_of
 from trainer.adapter.names import Slot, file_key
+from trainer.adapter.products import base_shape
 from trainer.adapter.reading import LoraLayer, LoraWeights, LycorisWeights, read_lora, reshape_to_layer
 from trainer.config.base import Family
 from trainer.config.methods import ADAPTERS
+from trainer.config.recipe import RecipeConfig
 from trainer.errors import LoraFileError
 
 _SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_encoder_2": "recipe.text_encoder_2"}
 
 
 def continue_from(
-    path: Path, family: Family, table: Sequence[Slot], adapter: Adapter, initial: Mapping[str, Tensor]
+    path: Path,
+    recipe: RecipeConfig,
+    family: Family,
+    table: Sequence[Slot],
+    adapter: Adapter,
+    initial: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """Return the fp32 weights by file key to continue training from a LoRA file.
 
-    `table` lists all layers of the base, including text encoders that are not trained. Layers missing from the file
-    keep their weights in `initial` (from `initial_weights`), which have no effect yet. If the file's alpha differs from
+    `table` lists all layers of the base, including text encoders that are not trained; `adapter` is that of `recipe`
+    and may be on the meta device. Layers missing from the file keep their weights in `initial` (from
+    `initial_weights`), which have no effect yet. If the file's alpha differs from
     the recipe's, the ratio is multiplied into `up`, so that training starts with the file's effect. Raises
     LoraFileError if a part of the file would be lost, or if its ranks or shapes do not match the recipe and base.
     """
     lora = read_lora(path, family, table)
     _refuse_losses(path, lora, adapter)
-    if adapter.changes or any(isinstance(layer, LycorisWeights) for layer in lora.layers.values()):
-        return {**initial, **_continued_changes(path, lora, adapter)}
-    _refuse_other_ranks(path, lora, adapter)
+    _refuse_other_kinds(path, lora, adapter)
+    _refuse_other_ranks(path, lora, recipe, adapter)
     weights = dict(initial)
     for slot in adapter.slots:
         layer = lora.layers.get(slot)
-        if isinstance(layer, LoraLayer):
+        if isinstance(layer, LycorisWeights):
+            weights |= _fitted(path, slot, layer, adapter)
+        elif layer is not None:
             weights[slot.down] = reshape_to_layer(slot, layer.down, adapter.parameters[slot.down].shape)
             up = reshape_to_layer(slot, layer.up, adapter.parameters[slot.up].shape)
             weights[slot.up] = up * (layer.alpha / adapter.alpha[slot.kohya])
     return weights
 
 
-def _continued_changes(path: Path, lora: LoraWeights, adapter: Adapter) -> dict[str, Tensor]:
-    """Return the weights of a file of another method than LoRA, which must be the recipe's and have its shapes."""
-    weights: dict[str, Tensor] = {}
+def _refuse_other_kinds(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
+    """Raise LoraFileError unless the file's layers that are trained are of the kind that the recipe trains."""
     for slot, layer in lora.layers.items():
         if slot.kohya not in adapter.rank:
             continue  # changes nothing, or _refuse_losses would have raised an error
@@ -59,27 +68,32 @@ def _continued_changes(path: Path, lora: LoraWeights, adapter: Adapter) -> dict[
                 f"but the recipe trains {ADAPTERS[trained].title}.",
                 f'Set recipe.adapter = "{kind}".',
             )
-        if isinstance(layer, LycorisWeights):
-            weights |= _fitted(path, slot, layer, adapter)
-    return weights
 
 
 def _fitted(path: Path, slot: Slot, layer: LycorisWeights, adapter: Adapter) -> dict[str, Tensor]:
     """Return one layer's weights by file key, with the ratio of the alphas in the weights that start at zero."""
-    shapes_in_file = {role: tensor.shape for role, tensor in layer.weights.items()}
-    ratio = scale_of(shapes_in_file, layer.alpha) / adapter.changes[slot].only.scale
-    weights = {
-        file_key(slot, role): tensor * ratio if file_key(slot, role) in adapter.zero_keys else tensor
-        for role, tensor in layer.weights.items()
-    }
-    shapes = {key: adapter.parameters[key].shape for key in adapter.keys(slot)}
-    if shapes.keys() != weights.keys() or any(weights[key].numel() != shape.numel() for key, shape in shapes.items()):
+    trained = adapter.changes[slot]
+    roles = layer.for_layer(len(base_shape(trained.frozen)))
+    shapes = {role: parameter.shape for role, parameter in trained.only.named_parameters(recurse=False)}
+    found = {role: tensor.shape for role, tensor in roles.items()}
+    wrong = [role for role in shapes.keys() | found.keys() if found.get(role) != shapes.get(role)]
+    if wrong == ["dora_scale"] and found["dora_scale"][1] == 1:
+        raise LoraFileError(
+            "lora.magnitudes",
+            f"Could not continue from {path.name}: its DoRA has magnitudes of outputs, but runs train those of inputs.",
+            "Use a file that LyCORIS trained with wd_on_output=False, or one of Impasto; `render` reads both.",
+        )
+    if wrong:
+        sizes = "rank, conv_rank and lokr_factor" if layer.kind == "lokr" else "rank and conv_rank"
         raise LoraFileError(
             "lora.rank",
             f"Could not continue from {path.name}: the matrices of {slot.kohya} have other shapes than the recipe's.",
-            "Use the rank, conv_rank and lokr_factor with which the file was trained.",
+            f"Use the {sizes} with which the file was trained.",
         )
-    return {key: weights[key].reshape(shape) for key, shape in shapes.items()}
+    ratio = scale_of(found, layer.alpha) / trained.only.scale
+    return {
+        file_key(slot, role): tensor * ratio if role in trained.only.zero else tensor for role, tensor in roles.items()
+    }
 
 
 def _changes_something(layer: LoraLayer | LycorisWeights) -> bool:
@@ -93,7 +107,7 @@ def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
         raise LoraFileError(
             "lora.unmatched",
             f"Could not continue from {path.name}: {keys} no layer of the base, such as {lora.unmatched[0]}.",
-            "Choose a plain LoRA for the same family as the base.",
+            "Choose a LoRA for the same family as the base.",
         )
     lost = [slot for slot, layer in lora.layers.items() if slot.kohya not in adapter.rank and _changes_something(layer)]
     if lost:
@@ -117,12 +131,12 @@ def _remedy(lost: list[Slot], adapter: Adapter) -> str:
     return f'Set recipe.layers = "{layers}".'
 
 
-def _refuse_other_ranks(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
+def _refuse_other_ranks(path: Path, lora: LoraWeights, recipe: RecipeConfig, adapter: Adapter) -> None:
+    """Raise LoraFileError, naming each key to change, if layers of the file have other ranks than the recipe's."""
     ranks: dict[str, set[int]] = {}
     for slot, layer in lora.layers.items():
-        if isinstance(layer, LoraLayer) and layer.rank != adapter.rank.get(slot.kohya, layer.rank):
-            key = "recipe.conv_rank" if slot.kernel == 3 else f"{_SETTINGS[slot.part]}.rank"
-            ranks.setdefault(key, set()).add(layer.rank)
+        if layer.rank is not None and layer.rank != _trained_rank(slot, adapter, layer.rank):
+            ranks.setdefault(rank_key(slot, recipe), set()).add(layer.rank)
     if not ranks:
         return
     listed = {key: " and ".join(map(str, sorted(found))) for key, found in ranks.items()}
@@ -135,3 +149,10 @@ def _refuse_other_ranks(path: Path, lora: LoraWeights, adapter: Adapter) -> None
         if uneven
         else "Set " + " and ".join(f"{key} = {found.pop()}" for key, found in ranks.items()) + ".",
     )
+
+
+def _trained_rank(slot: Slot, adapter: Adapter, default: int) -> int:
+    """Return the rank with which a layer is trained; `default` if it is not trained or LoKr trains a whole matrix."""
+    trained = adapter.changes.get(slot)
+    is_whole = trained is not None and hasattr(trained.only, "lokr_w2")
+    return default if is_whole else adapter.rank.get(slot.kohya, default)

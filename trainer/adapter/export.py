@@ -108,7 +108,7 @@ def _missing_projections(adapter: Adapter) -> Iterator[tuple[Slot, Slot]]:
     A1111 and diffusers ignore or reject layers that do not have all of q, k, v and out.
     """
     if adapter.changes:
-        return  # none of these programs, or each layer by itself, is what reads other methods
+        return  # programs that read other methods read each layer by itself
     trained = {_layer_of(slot): slot for slot in adapter.slots if slot.module.endswith(TEXT_ATTENTION)}
     for slot in adapter.table:
         if slot.module.endswith(TEXT_ATTENTION) and slot.kohya not in adapter.rank and _layer_of(slot) in trained:

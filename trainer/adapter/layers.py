@@ -48,6 +48,16 @@ def trained_layers(table: Sequence[Slot], recipe: RecipeConfig) -> dict[Slot, La
     return chosen
 
 
+def rank_key(slot: Slot, recipe: RecipeConfig) -> str:
+    """Return the key that sets the rank of a layer, for messages."""
+    entries = [n for n, block in enumerate(recipe.blocks or ()) if block.rank and _matches(slot, block.match)]
+    if entries:
+        return f"recipe.blocks.{entries[-1]}.rank"
+    if slot.part == "unet":
+        return "recipe.conv_rank" if slot.kernel == 3 else "recipe.rank"
+    return f"recipe.{slot.part}.rank"
+
+
 def _refuse_untrained_parts(candidates: Sequence[Slot], chosen: Iterable[Slot]) -> None:
     """Raise JobError if nothing is trained, or if blocks exclude all layers of a text encoder with a learning rate."""
     if not candidates:

@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer as PeftLoraLayer
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from trainer.adapter.layers import LayerSettings
 from trainer.adapter.names import RANKED_ROLES
-from trainer.base.quantized import FrozenInt8Linear, FrozenNF4Linear
+from trainer.adapter.products import (
+    Frozen,
+    apply_built,
+    apply_kronecker,
+    apply_pointwise,
+    apply_weight,
+    base_shape,
+    dense_weight,
+    minus_bias,
+    recomputed,
+    without_bias,
+)
 from trainer.config.recipe import AdapterKind, RecipeConfig
 
-Frozen = nn.Linear | nn.Conv2d
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -138,12 +145,12 @@ class Dora(Change):
             factor = factor.transpose(0, 1)
         more = (factor - 1).to(x.dtype)
         if not self._per_input:
-            return _minus_bias(frozen, output) * more + self._low_rank(frozen, x) * factor.to(x.dtype)
+            return minus_bias(frozen, output) * more + self._low_rank(frozen, x) * factor.to(x.dtype)
         scaled = x * more
-        return _without_bias(frozen, scaled) + self._low_rank(frozen, x + scaled)
+        return without_bias(frozen, scaled) + self._low_rank(frozen, x + scaled)
 
     def _low_rank(self, frozen: Frozen, x: Tensor) -> Tensor:
-        return _pointwise(apply_weight(frozen, x, self.lora_down), self.lora_up * self.scale)
+        return apply_pointwise(apply_weight(frozen, x, self.lora_down), self.lora_up * self.scale)
 
     @torch.no_grad()
     def _norms(self, frozen: Frozen) -> Tensor:
@@ -160,7 +167,7 @@ class Dora(Change):
         crossed, own = (second.t() @ base).to(wide), (second.t() @ second).to(wide)
         first = first.to(wide)
         added = (first * (2 * self.scale * crossed + self.scale**2 * (own @ first))).sum(0)
-        return (self.base_squares + added.view(len(self.base_squares), -1).sum(1)).clamp(min=0.0).sqrt()
+        return _roots(self.base_squares + added.view(len(self.base_squares), -1).sum(1))
 
     def weight_change(self, weights: Mapping[str, Tensor], frozen: Frozen) -> Tensor:
         """Return the change of the base weight, in the base weight's shape, for fp32 or float64 weights by role."""
@@ -168,7 +175,7 @@ class Dora(Change):
         low_rank = weights["lora_up"].flatten(1) @ weights["lora_down"].flatten(1)
         changed = base + self.scale * low_rank.view(base.shape)
         magnitudes = weights["dora_scale"]
-        norms = _square_sums(changed, 1 if self._per_input else 0).sqrt()
+        norms = _roots(_square_sums(changed, 1 if self._per_input else 0))
         return changed * (magnitudes / norms.view(magnitudes.shape)) - base
 
     def initial(self, random: np.random.Generator) -> dict[str, Tensor]:
@@ -197,11 +204,7 @@ class LoHa(Change):
 
     def forward(self, x: Tensor, output: Tensor, frozen: Frozen) -> Tensor:
         """Return what is added to `output`, the frozen layer's output for x."""
-        weights = tuple(self.parameters(recurse=False))
-        if torch.compiler.is_compiling():
-            return apply_weight(frozen, x, self._build(*weights).view(base_shape(frozen)))
-        result: Tensor = _BuiltWeight.apply(x, frozen, self._build, *weights)  # type: ignore[no-untyped-call]
-        return result
+        return apply_built(frozen, x, self._build, *self.parameters(recurse=False))
 
     def _build(self, w1_a: Tensor, w1_b: Tensor, w2_a: Tensor, w2_b: Tensor) -> Tensor:
         return (w1_a @ w1_b) * (w2_a * self.scale @ w2_b)
@@ -255,13 +258,9 @@ class LoKr(Change):
         """Return what is added to `output`, the frozen layer's output for x."""
 
         def compute(x: Tensor, w1: Tensor, *w2: Tensor) -> Tensor:
-            return _apply_kronecker(frozen, x, w1, self._w2(frozen, w1, *w2))
+            return apply_kronecker(frozen, x, w1, self._w2(frozen, w1, *w2))
 
-        weights = tuple(self.parameters(recurse=False))
-        if torch.compiler.is_compiling():
-            return compute(x, *weights)
-        result: Tensor = _Recomputed.apply(compute, x, *weights)  # type: ignore[no-untyped-call]
-        return result
+        return recomputed(compute, x, *self.parameters(recurse=False))
 
     def _w2(self, frozen: Frozen, w1: Tensor, *factors: Tensor) -> Tensor:
         if len(factors) == 1:
@@ -310,7 +309,7 @@ class Oft(Change):
         """Return what is added to `output`, the frozen layer's output for x."""
         turned = self._change_of_rotation(self.oft_blocks).to(output.dtype)
         axis = 1 if isinstance(frozen, nn.Conv2d) else -1
-        last = _minus_bias(frozen, output).movedim(axis, -1)
+        last = minus_bias(frozen, output).movedim(axis, -1)
         blocks = last.reshape(*last.shape[:-1], *turned.shape[:2])
         result: Tensor = torch.einsum("knm,...kn->...km", turned, blocks).flatten(-2).movedim(-1, axis)
         return result
@@ -387,19 +386,6 @@ class LycorisLayer(nn.Module):
         return result
 
 
-def dense_weight(frozen: Frozen, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the weight of a frozen layer, dequantized if needed, in `dtype` or in the layer's own."""
-    weight = frozen.dense_weight() if isinstance(frozen, FrozenInt8Linear | FrozenNF4Linear) else frozen.weight
-    return weight.detach().to(dtype or weight.dtype)
-
-
-def base_shape(frozen: Frozen) -> tuple[int, ...]:
-    """Return the shape of a frozen layer's weight, which is packed if it is quantized."""
-    if isinstance(frozen, nn.Conv2d):
-        return (frozen.out_channels, frozen.in_channels, *frozen.kernel_size)
-    return (frozen.out_features, frozen.in_features)
-
-
 def _multiplies_to(a: Sequence[int], b: Sequence[int], product: tuple[int, int]) -> bool:
     return len(a) == len(b) == 2 and a[1] == b[0] and (a[0], b[1]) == product
 
@@ -412,97 +398,13 @@ def _square_sums(weight: Tensor, kept: int) -> Tensor:
     return norms.square()
 
 
-def apply_weight(frozen: Frozen, x: Tensor, weight: Tensor) -> Tensor:
-    """Return the output of a layer like `frozen` for x, with another weight and without a bias."""
-    if isinstance(frozen, nn.Conv2d):
-        return F.conv2d(x, weight, None, frozen.stride, frozen.padding, frozen.dilation, frozen.groups)
-    return F.linear(x, weight)
-
-
-def _pointwise(hidden: Tensor, up: Tensor) -> Tensor:
-    return F.conv2d(hidden, up) if up.ndim == 4 else F.linear(hidden, up)
-
-
-def _minus_bias(frozen: Frozen, output: Tensor) -> Tensor:
-    if frozen.bias is None:
-        return output
-    return output - (frozen.bias.view(-1, 1, 1) if isinstance(frozen, nn.Conv2d) else frozen.bias)
-
-
-def _without_bias(frozen: Frozen, x: Tensor) -> Tensor:
-    if isinstance(frozen, FrozenInt8Linear | FrozenNF4Linear):
-        without: Tensor = frozen.without_bias(x)
-        return without
-    return apply_weight(frozen, x, frozen.weight)
-
-
-def _apply_kronecker(frozen: Frozen, x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """Return the output for x with the weight w1 ⊗ w2: x as a matrix of (w1's inputs, w2's inputs) per position."""
-    if not isinstance(frozen, nn.Conv2d):
-        inner = F.linear(x.reshape(*x.shape[:-1], w1.shape[1], w2.shape[1]), w2)
-        return (w1 @ inner).flatten(-2)
-    count, _, *size = x.shape
-    inner = apply_weight(frozen, x.reshape(count * w1.shape[1], w2.shape[1], *size), w2)
-    size = list(inner.shape[2:])
-    mixed = w1 @ inner.reshape(count, w1.shape[1], -1)
-    return mixed.view(count, w1.shape[0] * w2.shape[0], *size)
-
-
-class _BuiltWeight(Function):
-    """Output for a weight that is built from smaller ones; backward builds it again instead of keeping it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, frozen: Frozen, build: Callable[..., Tensor], *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *weights)
-        ctx.frozen, ctx.build = frozen, build
-        return apply_weight(frozen, x, build(*weights).view(base_shape(frozen)))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        with torch.enable_grad():
-            leaves = [weight.detach().requires_grad_() for weight in weights]
-            built = ctx.build(*leaves)
-        shaped = built.detach().view(base_shape(ctx.frozen))
-        grad_x, grad_built = _gradients(ctx.frozen, gradient, x, shaped, needs_x=ctx.needs_input_grad[0])
-        return grad_x, None, None, *torch.autograd.grad(built, leaves, grad_built.view(built.shape))
-
-
-def _gradients(
-    frozen: Frozen, gradient: Tensor, x: Tensor, weight: Tensor, *, needs_x: bool
-) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of x (None unless needed) and of the weight of `apply_weight`."""
-    if isinstance(frozen, nn.Conv2d):
-        settings = (frozen.stride, frozen.padding, frozen.dilation, False, [0, 0], frozen.groups)
-        convolution_backward = torch.ops.aten.convolution_backward
-        grad_x, grad_weight, _ = convolution_backward(gradient, x, weight, None, *settings, [needs_x, True, False])
-        return grad_x, grad_weight
-    return (gradient @ weight if needs_x else None), gradient.flatten(0, -2).t() @ x.flatten(0, -2)
-
-
-class _Recomputed(Function):
-    """Output of a cheap function; backward computes it again instead of keeping what it saves."""
-
-    @staticmethod
-    def forward(ctx: Any, compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*inputs)
-        ctx.compute = compute
-        return compute(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[1:]
-        inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(ctx.saved_tensors, needed, strict=True)]
-        with torch.enable_grad():
-            output = ctx.compute(*inputs)
-        found = iter(torch.autograd.grad(output, [each for each in inputs if each.requires_grad], gradient))
-        return None, *(next(found) if need else None for need in needed)
+def _roots(squares: Tensor) -> Tensor:
+    """Return square roots to divide by; an input that the base ignores has norm 0, and 0 / 0 would spread as NaN."""
+    return squares.clamp(min=0.0).sqrt().clamp(min=torch.finfo(squares.dtype).eps)
 
 
 def uniform(random: np.random.Generator, weight: Tensor) -> Tensor:
-    """Return values for a weight of kaiminguniform(a=sqrt(5)): uniform within 1 / sqrt(fan_in), fp32 on the CPU."""
+    """Return values for a weight of kaiming_uniform_(a=sqrt(5)): uniform within 1 / sqrt(fan_in), fp32 on the CPU."""
     bound = np.float32(1 / math.sqrt(math.prod(weight.shape[1:])))
     return torch.from_numpy((2 * random.random(tuple(weight.shape), dtype=np.float32) - 1) * bound)
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.adapter.attach import Adapter
-from trainer.adapter.lycoris import LycorisLayer, apply_weight
+from trainer.adapter.lycoris import LycorisLayer
 from trainer.adapter.names import Slot, file_key
+from trainer.adapter.products import apply_weight
 
 MOST_RANKS = 64
 """Most ranks of a layer's copy; SDXL's linear layers then take 0.7 GiB in fp16."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,10 @@ _KINDS: tuple[tuple[AdapterKind, set[str]], ...] = (
     ("lokr", {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}),
     ("oft", {"oft_blocks"}),
 )
-# Numbers of dimensions that each of them may have: matrices may be written as 1x1 kernels, magnitudes as vectors.
-_DIMENSIONS = {"oft_blocks": (3,), "dora_scale": (1, 2, 4)} | dict.fromkeys(("lora_down", "lora_up", "lokr_w2"), (2, 4))
+# Roles with a kernel in convolutions; some programs write 1x1 kernels as matrices, or vice versa.
+_WITH_KERNEL = ("lora_down", "lora_up", "dora_scale", "lokr_w2")
+# Numbers of dimensions that tensors of these roles may have; all others are matrices.
+_DIMENSIONS = {"oft_blocks": (3,)} | dict.fromkeys(_WITH_KERNEL, (2, 4))
 _LARGEST_ALPHA = 1e9
 _FORMATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
 # Width of the text embedding that the UNet's cross-attention reads; it identifies the family.
@@ -80,6 +82,18 @@ class LycorisWeights:
     """fp32 tensors by role, such as "hada_w1_a"; see trainer.adapter.lycoris."""
     alpha: float
     """Alpha; the change is scaled by alpha / rank, except for rotations and LoKr of full rank."""
+
+    @property
+    def rank(self) -> int | None:
+        """Return the rank; None for rotations and LoKr of full rank."""
+        return next((self.weights[role].shape[0] for role in RANKED_ROLES if role in self.weights), None)
+
+    def for_layer(self, dimensions: int) -> dict[str, Tensor]:
+        """Return the tensors for a base weight of 2 dimensions (linear) or 4 (convolution)."""
+        return {
+            role: with_dimensions(tensor, dimensions) if role in _WITH_KERNEL else tensor
+            for role, tensor in self.weights.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +138,44 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
 
 
 def reshape_to_layer(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Reshape a matrix to fit its layer, because some programs write 1x1 convolutions as matrices, or vice versa.
-
-    Raises LoraFileError if the shapes differ in anything but dimensions of size 1.
-    """
-    if [size for size in tensor.shape if size != 1] != [size for size in shape if size != 1]:
+    """Return a matrix or kernel in the shape of its layer; raises LoraFileError if the layer has another size."""
+    fitted = with_dimensions(tensor, len(shape))
+    if fitted.shape != shape:
         raise LoraFileError(
             "lora.shape",
             f"The LoRA does not fit this base: {slot.kohya} has shape {_shape(tensor.shape)}, not {_shape(shape)}.",
             "Choose a LoRA for a base of the same family and size.",
         )
-    return tensor.reshape(shape)
+    return fitted
+
+
+def with_dimensions(tensor: Tensor, dimensions: int) -> Tensor:
+    """Return a matrix as a 1x1 kernel if the layer has 4 dimensions, and a 1x1 kernel as a matrix if it has 2."""
+    if dimensions == 2 and tensor.shape[2:] == (1, 1):
+        return tensor.flatten(1)
+    return tensor[:, :, None, None] if dimensions == 4 and tensor.ndim == 2 else tensor
 
 
 def _refuse_other_kinds(path: Path, header: Header) -> None:
+    for kind, key in _unsupported(header):
+        raise LoraFileError(
+            "lora.kind",
+            f"{path.name} cannot be read: it contains {kind} (key {key}).",
+            "Use a LoRA, LoCon, DoRA, LoHa, LoKr or diagonal OFT, or convert this file with the program that made it.",
+        )
+
+
+def _unsupported(header: Header) -> Iterator[tuple[str, str]]:
+    """Yield the keys of adapters of unsupported kinds, each with the kind."""
     for kind, mark in _REFUSED.items():
-        found = next((key for key in header.tensors if re.search(mark, key)), None)
-        if found is not None:
-            raise LoraFileError(
-                "lora.kind",
-                f"{path.name} cannot be read: it contains {kind} (key {found}).",
-                "Use a LoRA, LoCon, DoRA, LoHa or LoKr file, or convert this one with the program that made it.",
-            )
+        yield from ((kind, key) for key in header.tensors if re.search(mark, key))
+    decomposed = {key.removesuffix(".dora_scale") for key in header.tensors if key.endswith(".dora_scale")}
+    for key, info in header.tensors.items():
+        module, _, role = key.rpartition(".")
+        if role == "oft_blocks" and len(info.shape) == 4:
+            yield "butterfly rotations (BOFT)", key
+        if module in decomposed and role.startswith(("hada_", "lokr_")):
+            yield "LoHa or LoKr with the magnitudes of DoRA", key
 
 
 def _refuse_other_family(path: Path, header: Header, family: Family) -> None:
@@ -210,6 +240,10 @@ def _read_layer(
     if alpha is not None and alpha.numel() != 1:
         raise _broken(path, f"has an alpha that is not a single number: {keys['alpha']}")
     weights = {f"lora_{role}" if role in ("down", "up") else role: tensor for role, tensor in tensors.items()}
+    magnitudes = weights.get("dora_scale")
+    # PEFT's are per output, also those of convolutions, which have the shape (1, outputs, 1, 1).
+    if magnitudes is not None and (magnitudes.ndim == 1 or "lora_magnitude_vector" in keys["dora_scale"]):
+        weights["dora_scale"] = magnitudes.reshape(-1, 1)
     for role, tensor in weights.items():
         if tensor.ndim not in _DIMENSIONS.get(role, (2,)) or not tensor.numel():
             shape = _shape(tensor.shape) or "none"
@@ -223,8 +257,8 @@ def _read_layer(
         raise _broken(path, f"limits its rotations, which is not supported ({keys['alpha']} is not 0)")
     if alpha is not None:
         return LycorisWeights(kind, weights, float(alpha))
-    ranks = [weights[role].shape[0] for role in RANKED_ROLES if role in weights]
-    return LycorisWeights(kind, weights, alpha_of(slot, ranks[0] if ranks else 1, dora=kind == "dora"))
+    rank = LycorisWeights(kind, weights, 1.0).rank or 1
+    return LycorisWeights(kind, weights, alpha_of(slot, rank, dora=kind == "dora"))
 
 
 def _with_whole_w1(

@@ -113,16 +113,20 @@ def attach_adapter(
     *,
     fresh: bool,
 ) -> tuple[Adapter, dict[str, Tensor]]:
-    """Attach an adapter; return it and its initial fp32 weights, which are new or from the LoRA to continue."""
+    """Attach an adapter; return it and its initial fp32 weights, which are new or from the LoRA to continue.
+
+    On models without weights, only those from the LoRA are returned.
+    """
 
     def stream(name: str) -> np.random.Generator:
         return generator(job.recipe.seed, "adapter", sample=name)
 
     adapter = attach(source.family, unet, encoders, job.recipe, dtype=dtype, generator=stream)
-    first = initial_weights(adapter, stream)
+    on_meta = any(parameter.is_meta for parameter in adapter.parameters.values())
+    first = {} if on_meta else initial_weights(adapter, stream)  # DoRA's depend on the base's weights
     if fresh and job.base.continue_from:
         table = slots(source.family, source.unet_config, source.text_configs)
-        first = continue_from(Path(job.base.continue_from), source.family, table, adapter, first)
+        first = continue_from(Path(job.base.continue_from), job.recipe, source.family, table, adapter, first)
     return adapter, first
 
 

@@ -84,7 +84,7 @@ def test_the_file_is_a_plain_lora_with_the_same_effect(family: Family, tmp_path:
     expected, found = trained.predict(), plain.predict()
     assert (expected - before).norm() > 0.05 * before.norm()
     assert (found - expected).norm() < 1e-12 * (expected - before).norm()
-    continued = continue_from(path, family, adapter.table, adapter, dict.fromkeys(weights, torch.empty(0)))
+    continued = continue_from(path, recipe, family, adapter.table, adapter, dict.fromkeys(weights, torch.empty(0)))
     assert all(torch.equal(continued[key], weights[key]) for key in weights)
 
 

@@ -257,9 +257,9 @@ def test_metadata_that_makes_no_sense_is_refused(text: str, tmp_path: Path) -> N
         read_lora(path, "sd15", adapter.table)
 
 
-def continued(path: Path, family: Family, adapter: Adapter) -> dict[str, Tensor]:
+def continued(path: Path, family: Family, adapter: Adapter, recipe: RecipeConfig = EVERYTHING) -> dict[str, Tensor]:
     initial = initial_weights(adapter, lambda name: generator(42, "adapter", sample=name))
-    return continue_from(path, family, adapter.table, adapter, initial)
+    return continue_from(path, recipe, family, adapter.table, adapter, initial)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -271,7 +271,7 @@ def test_training_goes_on_from_what_the_file_does(family: Family, tmp_path: Path
     again = Models.copies(family)
     recipe = RecipeConfig.model_validate(EVERYTHING.model_dump() | other_alphas)
     continuing = again.attach(recipe)
-    continuing.load(continued(path, family, continuing))
+    continuing.load(continued(path, family, continuing, recipe))
     expected, found = models.predict(), again.predict()
     assert (found - expected).norm() < 1e-6 * expected.norm()
 
@@ -281,8 +281,9 @@ def test_layers_that_the_file_lacks_start_afresh(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     export_lora(path, weights, small, {})
     again = Models.copies("sdxl")
-    large = again.attach(RecipeConfig(layers="all", rank=3, alpha=7.0))
-    start = continued(path, "sdxl", large)
+    recipe = RecipeConfig(layers="all", rank=3, alpha=7.0)
+    large = again.attach(recipe)
+    start = continued(path, "sdxl", large, recipe)
     large.load(start)
     expected, found = models.predict(), again.predict()
     assert (found - expected).norm() < 1e-12 * expected.norm()
@@ -301,6 +302,17 @@ def test_layers_that_the_file_lacks_start_afresh(tmp_path: Path) -> None:
             {"conv_rank": 8, "text_encoder_2": {"learning_rate": 1.0, "rank": 8}},
             "Set recipe.conv_rank = 3 and recipe.text_encoder_2.rank = 5.",
         ),
+        (
+            {"blocks": [{"match": "unet.mid_block.*", "alpha": 1.0}, {"match": "*.attn2.to_k", "rank": 7}]},
+            "Set recipe.blocks.1.rank = 4.",
+        ),
+        (
+            {
+                "blocks": [{"match": "unet.*", "rank": 9}, {"match": "unet.*.conv1", "rank": 7}],
+                "text_encoder_2": {"learning_rate": 1.0, "rank": 8},
+            },
+            "The file's layers have different ranks: set them in recipe.blocks, or use a LoRA that was not resized.",
+        ),
         ({"text_encoder": {}}, "Set recipe.text_encoder.learning_rate above 0."),
         ({"layers": "linear"}, 'Set recipe.layers = "all".'),
         ({"layers": "attention"}, 'Set recipe.layers = "all".'),
@@ -314,7 +326,7 @@ def test_recipes_that_would_lose_something_are_refused_with_the_setting(
     export_lora(path, weights, adapter, {})
     recipe = RecipeConfig.model_validate(EVERYTHING.model_dump() | changes)
     with pytest.raises(LoraFileError) as caught:
-        continued(path, "sdxl", Models.copies("sdxl").attach(recipe))
+        continued(path, "sdxl", Models.copies("sdxl").attach(recipe), recipe)
     assert caught.value.remedy == remedy
 
 
@@ -326,7 +338,7 @@ def test_layers_that_do_nothing_may_be_lost(tmp_path: Path) -> None:
     export_lora(path, weights | silent, adapter, {})
     recipe = RecipeConfig.model_validate(EVERYTHING.model_dump() | {"text_encoder_2": {}})
     fewer = Models.copies("sdxl").attach(recipe)
-    start = continued(path, "sdxl", fewer)
+    start = continued(path, "sdxl", fewer, recipe)
     assert start.keys() == fewer.parameters.keys()
     assert all(torch.equal(tensor, weights[key]) for key, tensor in start.items())
 

@@ -23,7 +23,7 @@ from trainer.base import streaming
 from trainer.config.base import Family
 from trainer.config.load import load_job
 from trainer.dataset.sampling import Sample
-from trainer.errors import RunError
+from trainer.errors import LoraFileError, RunError
 from trainer.protocol import commands, events, files
 from trainer.protocol.report import RunReport
 from trainer.protocol.run_directory import RunDirectory
@@ -105,6 +105,21 @@ def undisturbed(shared: Path) -> Callable[[int], Path]:
         return train(job, [f"recipe.steps={steps}"])
 
     return lora
+
+
+def test_a_dora_is_continued_from_its_file(shared: Path) -> None:
+    """Its initial magnitudes are the norms of the base's weights, which a check before loading the base lacks."""
+    base = tiny_base("sd15", shared / "bases", depth=1)
+    job = write_job(shared / "continued", base, shared / "pictures")
+    dora = ["recipe.steps=1", "recipe.adapter=dora"]
+    first = train(job, dora)
+    second = train(job, [*dora, f"base.continue_from={first.as_posix()}", "recipe.learning_rate=1e-12"])
+    tensors = [safetensors.torch.load_file(path) for path in (first, second)]
+    assert tensors[0].keys() == tensors[1].keys()
+    for key, tensor in tensors[0].items():
+        torch.testing.assert_close(tensors[1][key], tensor, rtol=0, atol=1e-6)
+    with pytest.raises(LoraFileError, match="contains DoRA"):
+        start(job, [f"base.continue_from={first.as_posix()}"], Watcher())
 
 
 @pytest.mark.parametrize("family", ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
