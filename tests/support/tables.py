@@ -79,6 +79,9 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     }
     if recipe["schedule"].get("kind") == "piecewise":
         recipe["schedule"]["step_rules"] = "1:0.5,0.1:0.75,0.01"
+    recipe["objective"].pop("loss_mix", None)
+    if recipe["optimizer"]["name"] == "other":
+        recipe["optimizer"].update(optimizer="lamb", args={"eps": 1e-6})
     if recipe["optimizer"]["name"] in ("schedulefree", "adafactor"):
         recipe["schedule"].pop("kind", None)
         recipe["optimizer"].pop("warmup_init", None)

@@ -86,9 +86,10 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
         recipe.optimizer.ignores_rates and recipe.learning_rate > 0,
         f"{recipe.optimizer.method.title} chooses the learning rate itself (relative_step)",
     )
+    yield at + "objective.loss", objective, objective.loss_mix is not None, "loss_mix is used in its place"
     for key in ("huber_c", "huber_schedule", "huber_scale"):
         unused = not objective.has_threshold
-        yield f"{at}objective.{key}", objective, unused, 'it is used only with loss = "huber" or "smooth_l1"'
+        yield f"{at}objective.{key}", objective, unused, 'it is used only with the losses "huber" and "smooth_l1"'
     if objective.has_threshold:
         by_snr = objective.huber_schedule == "snr"
         yield at + "objective.huber_scale", objective, by_snr, 'huber_schedule = "snr" does not use it'

@@ -190,5 +190,6 @@ LOSSES: Mapping[str, Method] = {
     "l1": Method("L1", "The absolute error: outlier images count less.", "loss_type of kohya's sd-scripts"),
     "huber": Method("Huber", "Grows linearly above a threshold (pseudo-Huber).", "loss_type of kohya's sd-scripts"),
     "smooth_l1": Method("Smooth L1", "Huber divided by its threshold.", "loss_type of kohya's sd-scripts"),
+    "log_cosh": Method("Log-cosh", "Half the squared error if small, the absolute error if large.", "OneTrainer"),
 }
 """Values of recipe.objective.loss."""

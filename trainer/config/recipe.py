@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -58,11 +58,29 @@ class CaptionConfig(Section):
             yield "token_warmup_step", f"is {length}: use a whole number of steps, or a share of the run below 1"
 
 
+Loss = Literal["mse", "l1", "huber", "smooth_l1", "log_cosh"]
+_LOSS_NAMES = get_args(Loss)
+
+
+def parse_loss_mix(text: str) -> tuple[tuple[str, float], ...]:
+    """Return the losses and weights of a text such as "mse:0.8,l1:0.2"; raises ValueError if it is not one."""
+    pairs = [pair.split(":") for pair in text.split(",")]
+    losses = tuple((name.strip(), float(weight)) for name, weight in pairs)
+    names = [name for name, _ in losses]
+    if len(set(names)) < len(names) or not set(names) <= set(_LOSS_NAMES):
+        raise ValueError(text)
+    if not all(0.0 < weight <= 100.0 for _, weight in losses):
+        raise ValueError(text)
+    return losses
+
+
 class ObjectiveConfig(Section):
     """Loss, timesteps and noise. trainer/training/objective.py has the formulas and their sources."""
 
-    loss: Literal["mse", "l1", "huber", "smooth_l1"] = Field(default="mse", title="Loss type")
+    loss: Loss = Field(default="mse", title="Loss type")
     """Loss function (kohya: loss_type): mse is standard; the others are less affected by outlier images."""
+    loss_mix: str | None = Field(default=None, max_length=100, examples=["mse:0.8,l1:0.2"])
+    """Weighted sum of losses in place of loss (OneTrainer: mse_strength, mae_strength); default: off."""
     huber_c: float = Field(default=0.1, gt=0.0, le=10.0, title="Huber c")
     """Error above which huber and smooth_l1 grow linearly (kohya: huber_c); lower: outliers count less."""
     huber_schedule: Literal["constant", "exponential", "snr"] | None = None
@@ -141,10 +159,21 @@ class ObjectiveConfig(Section):
     @property
     def has_threshold(self) -> bool:
         """Return whether the loss grows linearly above a threshold, which the huber keys set."""
-        return self.loss in ("huber", "smooth_l1")
+        return any(name in ("huber", "smooth_l1") for name, _ in self.losses)
+
+    @property
+    def losses(self) -> tuple[tuple[str, float], ...]:
+        """Return the names and weights of the losses that are added up; raises ValueError for an invalid mix."""
+        return ((self.loss, 1.0),) if self.loss_mix is None else parse_loss_mix(self.loss_mix)
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield errors for two loss weightings at once and for empty timestep ranges."""
+        """Yield errors for an invalid mix, for two loss weightings at once and for empty timestep ranges."""
+        try:
+            _ = self.losses
+        except ValueError:
+            form = f"write loss:weight pairs such as mse:0.8,l1:0.2, each of {', '.join(_LOSS_NAMES)} at most once"
+            yield "loss_mix", f"is wrong: {form}, with weights above 0 and up to 100"
+            return
         weightings = {
             "debiased_estimation": self.debiased_estimation,
             "p2_gamma": self.p2_gamma is not None,

@@ -99,22 +99,36 @@ def image_losses(
     """Return the loss of each image (B,): the mean error over channels, height and width.
 
     With the error d: mse: d^2; l1: |d|; huber: 2c (sqrt(d^2 + c^2) - c), which is d^2 far below c and 2c|d| far above;
-    smooth_l1: the same divided by c. The last two are the smooth pseudo-Huber losses of sd-scripts (conditional_loss),
-    and c is their ``threshold``, a number or (B,) from ``huber_threshold``.
+    smooth_l1: the same divided by c; log_cosh: log(cosh(d)) (OneTrainer). huber and smooth_l1 are the smooth
+    pseudo-Huber losses of sd-scripts (conditional_loss), and c is their ``threshold``, a number or (B,) from
+    ``huber_threshold``. Losses of a mix are multiplied by their weights and added.
     ``mask`` (B,1,h,w) multiplies the errors before the mean, which is not divided by the mask's own mean
     (sd-scripts' apply_masked_loss): an image that is half masked out counts half.
     """
-    if objective.loss == "mse":
-        errors = F.mse_loss(prediction, target, reduction="none")
-    elif objective.loss == "l1":
-        errors = F.l1_loss(prediction, target, reduction="none")
-    else:
-        c = _spread(threshold) if isinstance(threshold, Tensor) else threshold
-        errors = torch.sqrt((prediction - target) ** 2 + c * c) - c
-        errors = (2.0 * c if objective.loss == "huber" else 2.0) * errors
+    (name, weight), *others = objective.losses
+    errors = _errors(name, prediction, target, threshold)
+    if objective.loss_mix is not None:
+        errors = weight * errors
+    for name, weight in others:
+        errors = errors + weight * _errors(name, prediction, target, threshold)
     if mask is not None:
         errors = errors * mask
     return errors.mean(dim=(1, 2, 3))
+
+
+def _errors(loss: str, prediction: Tensor, target: Tensor, threshold: float | Tensor) -> Tensor:
+    """Return one loss of each number (B,4,h,w)."""
+    if loss == "mse":
+        return F.mse_loss(prediction, target, reduction="none")
+    if loss == "l1":
+        return F.l1_loss(prediction, target, reduction="none")
+    if loss == "log_cosh":
+        # cosh itself overflows from an error of 89 in fp32.
+        difference = prediction - target
+        return difference + F.softplus(-2.0 * difference) - math.log(2.0)
+    c = _spread(threshold) if isinstance(threshold, Tensor) else threshold
+    errors = torch.sqrt((prediction - target) ** 2 + c * c) - c
+    return (2.0 * c if loss == "huber" else 2.0) * errors
 
 
 def huber_threshold(schedule: NoiseSchedule, objective: ObjectiveConfig, timesteps: Tensor) -> float | Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 from diffusers.schedulers.scheduling_ddpm import rescale_zero_terminal_snr
+from pydantic import ValidationError
 
 from trainer.config.recipe import ObjectiveConfig
 from trainer.training.objective import (
@@ -121,7 +122,9 @@ def test_losses_and_masks_are_their_formulas() -> None:
     mask = generator.random((3, 1, 5, 7))
     square = (prediction - target) ** 2
     smooth = 2 * (np.sqrt(square + 0.3**2) - 0.3)
-    formulas = {"mse": square, "l1": np.abs(prediction - target), "huber": 0.3 * smooth, "smooth_l1": smooth}
+    difference = np.abs(prediction - target)
+    formulas = {"mse": square, "l1": difference, "huber": 0.3 * smooth, "smooth_l1": smooth}
+    formulas["log_cosh"] = np.log(np.cosh(difference))
     assert set(formulas) == set(get_args(ObjectiveConfig.model_fields["loss"].annotation))
     for loss, errors in formulas.items():
         objective = ObjectiveConfig(loss=loss)
@@ -130,6 +133,28 @@ def test_losses_and_masks_are_their_formulas() -> None:
         masked = image_losses(*tensors, torch.from_numpy(mask), objective, 0.3)
         np.testing.assert_allclose(plain.numpy(), errors.mean(axis=(1, 2, 3)), rtol=1e-12)
         np.testing.assert_allclose(masked.numpy(), (errors * mask).mean(axis=(1, 2, 3)), rtol=1e-12)
+
+
+def test_a_mix_is_the_weighted_sum_of_its_losses() -> None:
+    generator = np.random.default_rng(5)
+    prediction, target = (generator.standard_normal((2, 4, 3, 5)) for _ in range(2))
+    difference = prediction - target
+    smooth = 2 * (np.sqrt(difference**2 + 0.3**2) - 0.3)
+    expected = 0.5 * difference**2 + 2.0 * np.abs(difference) + 0.25 * 0.3 * smooth
+    objective = ObjectiveConfig(loss_mix="mse:0.5, l1:2,huber:0.25")
+    assert objective.has_threshold
+    found = image_losses(torch.from_numpy(prediction), torch.from_numpy(target), None, objective, 0.3)
+    np.testing.assert_allclose(found.numpy(), expected.mean(axis=(1, 2, 3)), rtol=1e-12)
+    halved = image_losses(
+        torch.from_numpy(prediction), torch.from_numpy(target), None, ObjectiveConfig(loss_mix="mse:0.5")
+    )
+    np.testing.assert_allclose(halved.numpy(), 0.5 * (difference**2).mean(axis=(1, 2, 3)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("mix", ["", "mse", "mse:0", "mse:101", "mse:nan", "mse:1,mse:2", "l3:1", "mse:1:2", "mse=1"])
+def test_mixes_that_are_none_are_refused(mix: str) -> None:
+    with pytest.raises(ValidationError, match=r"write loss:weight pairs such as mse:0\.8,l1:0\.2"):
+        ObjectiveConfig(loss_mix=mix)
 
 
 @pytest.mark.parametrize("loss", ["huber", "smooth_l1"])
@@ -174,7 +199,7 @@ def test_no_loss_or_weight_is_read_by_the_host(loss: str, weight: str, predictio
         assert (losses.shape, losses.dtype, losses.device.type) == ((2,), torch.float32, "meta")
 
 
-@pytest.mark.parametrize("loss", ["l1", "huber", "smooth_l1"])
+@pytest.mark.parametrize("loss", ["l1", "huber", "smooth_l1", "log_cosh"])
 def test_gradients_of_losses_are_their_slopes(loss: str) -> None:
     generator = torch.Generator().manual_seed(11)
     prediction, target = (torch.randn(2, 1, 2, 3, generator=generator, dtype=torch.float64) for _ in range(2))

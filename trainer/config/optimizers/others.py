@@ -244,6 +244,11 @@ class OtherConfig(OptimizerSection):
         return self.optimizer
 
     @property
+    def registered_name(self) -> str:
+        """Return its name in the library."""
+        return self.optimizer
+
+    @property
     def library(self) -> str:
         """Return the distribution that has it."""
         return OTHERS[self.optimizer].library

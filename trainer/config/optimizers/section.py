@@ -27,6 +27,11 @@ class OptimizerSection(Section):
         return self.method.title
 
     @property
+    def registered_name(self) -> str:
+        """Return its name in metadata and tables."""
+        return self.name
+
+    @property
     def library(self) -> str:
         """Return the distribution that computes its step."""
         return self.method.library

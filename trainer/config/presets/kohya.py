@@ -9,6 +9,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from trainer.config.field_names import keys_called, value_called
 from trainer.config.methods import ADAPTERS
 from trainer.config.optimizers.kinds import OPTIMIZERS
 from trainer.config.optimizers.others import OTHERS, is_argument
-from trainer.config.recipe import ObjectiveConfig, ScheduleConfig
+from trainer.config.recipe import ObjectiveConfig, ScheduleConfig, parse_loss_mix
 from trainer.config.schema import choices
 from trainer.protocol.reading import UnusableFileError, parse_json
 
@@ -327,6 +328,10 @@ def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
         mapped.set("objective.multires_iterations", levels)
         mapped.set("objective.multires_discount", _number(values.get("ss_multires_noise_discount")))
     loss = values.get("ss_loss_type", "l2")
+    with suppress(ValueError):
+        if ":" in loss and parse_loss_mix(loss):  # written by Impasto
+            mapped.set("objective.loss_mix", loss)
+            loss = "l2"
     name = loss if loss in _LOSSES else value_called("recipe.objective.loss", loss)
     if name is None:
         mapped.notes.append(f"ss_loss_type: {_short(loss)} is not supported")

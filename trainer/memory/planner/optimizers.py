@@ -61,7 +61,7 @@ def optimizer_rows(workload: Workload, device_state: DeviceState, traces: TraceL
         last = traces.phase_summaries(other, "optimizer") if exact else estimated_steps(config, weights, gradients)
         steps: Steps[TraceSummary] = replace(own, optimizer_first=last[0], optimizer=last[1])
         yield OptimizerRow(
-            name=config.name,
+            name=config.registered_name,
             state=last[0].totals.net + gradients,
             peak=training_totals(other, bucket, steps).peak,
             step_seconds=step_seconds(other, bucket, steps, seconds),

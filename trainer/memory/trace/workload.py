@@ -414,6 +414,8 @@ def _objective_facts(objective: ObjectiveConfig) -> dict[str, object]:
     }
     if objective.has_threshold and objective.huber_schedule in ("exponential", "snr"):
         facts["huber_schedule"] = objective.huber_schedule
+    if objective.loss_mix is not None:
+        facts["loss"] = [name for name, _ in objective.losses]
     weights = ("p2_gamma", "scale_v_pred_loss", "v_pred_like_loss", "prior_prediction")
     return _present(facts) | {name: True for name in weights if getattr(objective, name)}
 
