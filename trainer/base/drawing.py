@@ -21,10 +21,11 @@ from torch import Tensor
 from trainer.base.encoding import TextConditioning
 from trainer.config.base import Family, Prediction
 from trainer.config.job import PromptConfig
+from trainer.config.methods import Sampler
 from trainer.errors import BaseModelError
 from trainer.protocol import files
 
-SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
+SCHEDULERS: Mapping[Sampler, tuple[str, dict[str, object]]] = {
     "euler": ("EulerDiscreteScheduler", {}),
     "euler_a": ("EulerAncestralDiscreteScheduler", {}),
     "ddim": ("DDIMScheduler", {"clip_sample": False, "set_alpha_to_one": False}),
@@ -38,6 +39,7 @@ SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
     "unipc": ("UniPCMultistepScheduler", {}),
     "lcm": ("LCMScheduler", {}),
 }
+"""Scheduler of diffusers and its arguments for each sampler."""
 
 TILE = 512  # side in pixels
 FLOW_SHIFT = 3.0
@@ -57,7 +59,7 @@ class RenderSpec:
     negative: TextConditioning
 
 
-def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) -> Any:
+def make_sampler(name: Sampler, prediction: Prediction, *, zero_terminal_snr: bool) -> Any:
     """Return the diffusers scheduler for a sampler name, with Stable Diffusion's noise schedule.
 
     A base with zero terminal SNR needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3). The
@@ -65,7 +67,7 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
     """
     if prediction == "flow":
         return _flow_sampler(name)
-    class_name, options = SAMPLERS[name]
+    class_name, options = SCHEDULERS[name]
     if zero_terminal_snr:  # Karras noise levels up to its infinite sigma would spend most steps on almost pure noise
         options = {key: value for key, value in options.items() if key != "use_karras_sigmas"}
     if name != "heun":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.common import Commands, add_base, add_command, add_json, checked, echo, engine_imports
 from trainer.cli.jobs import showing_events
+from trainer.config.methods import SAMPLERS
 from trainer.errors import EXIT_DONE, LoraFileError, RunError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add_commands(commands: Commands) -> None:
     render.add_argument("--seed", type=int, default=1, help="seed of the initial noise (default 1)")
     render.add_argument("--steps", type=int, default=20, help="denoising steps (default 20)")
     render.add_argument("--guidance", type=float, default=7.0, help="classifier-free guidance, CFG scale (default 7)")
-    samplers = "euler, euler_a, ddim, dpmpp_2m, dpmpp_2m_karras, dpmpp_2m_sde_karras, heun, unipc or lcm"
+    samplers = f"{', '.join(SAMPLERS[:-1])} or {SAMPLERS[-1]} (default euler)"
     render.add_argument("--sampler", default="euler", help=samplers)
     render.add_argument(
         "--clip-skip",

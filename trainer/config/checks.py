@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.config.base import Family, Prediction
 from trainer.config.job import TIMESTEP_LIMITS, CaptionOverlay, FolderConfig, ImagesOverlay, Job
-from trainer.config.recipe import ObjectiveConfig, RecipeConfig, TextEncoderConfig
+from trainer.config.recipe import RecipeConfig, TextEncoderConfig
 from trainer.config.schema import Section
 
 # Prodigy multiplies the rate it finds by learning_rate, which should therefore be about 1.
@@ -97,13 +97,20 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
         yield f"{at}objective.{key}", objective, not objective.noise_offset, "the noise offset is 0 (noise_offset)"
     exact = not objective.input_perturbation
     yield at + "objective.input_perturbation_random_strength", objective, exact, "the input perturbation is 0"
-    yield from _timestep_bias_without_effect(objective)
+    yield from _timestep_bias_without_effect(job)
     predicted = job.base.prediction
     yield at + "objective.scale_v_pred_loss", objective, predicted == "epsilon", 'base.prediction is "epsilon"'
     yield at + "objective.v_pred_like_loss", objective, predicted == "v", 'base.prediction is "v"'
     without_prior = not job.dataset.has_regularization
     for key in ("prior_weight", "prior_prediction"):
         yield f"{at}objective.{key}", objective, without_prior, 'no folder of the dataset is of kind "regularization"'
+    weightless = not without_prior and objective.prior_weight == 0
+    yield (
+        at + "objective.prior_prediction",
+        objective,
+        weightless,
+        "regularization images have no weight (prior_weight)",
+    )
     yield at + "objective.multires_iterations", objective, not objective.multires_discount, "multires_discount is 0"
     unmasked = all(job.dataset.masks_of(folder) == "none" for folder in job.dataset.folders)
     yield at + "objective.unmasked_weight", objective, unmasked, "masks are off (dataset.masks)"
@@ -130,10 +137,14 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
         yield at + f"images.{key}", images, not images.buckets, "buckets are off"
 
 
-def _timestep_bias_without_effect(objective: ObjectiveConfig) -> Iterator[_Candidate]:
+def _timestep_bias_without_effect(job: Job) -> Iterator[_Candidate]:
+    objective = job.recipe.objective
     at, bias = "recipe.objective.timestep_bias", objective.timestep_bias
     drawn = objective.timesteps != "uniform"
     yield at, objective, drawn, 'it is used only with timesteps = "uniform"'
+    drawing = (folder for folder in job.dataset.folders if folder.kind != "validation")
+    reasons = [folder.recipe_from(job.recipe).objective.idle_bias for folder in drawing]
+    yield at, objective, not drawn and all(reasons), reasons[0]
     biased = bias is not None and not drawn
     yield "recipe.objective.timestep_shift", objective, biased, "timesteps are drawn with a bias (timestep_bias)"
     off = drawn or bias is None

@@ -10,6 +10,7 @@ from pydantic import Field, create_model
 
 from trainer.config.base import BaseConfig, Part
 from trainer.config.fit import FallbackStep, FitConfig
+from trainer.config.methods import Sampler
 from trainer.config.recipe import CaptionConfig, ImagesConfig, RecipeConfig
 from trainer.config.schema import Section
 from trainer.protocol.files import LONGEST_NAME
@@ -221,11 +222,6 @@ class OutputConfig(Section):
     """Description in the LoRA's metadata."""
     tag_frequency: bool = False
     """Store how often each tag was trained (ss_tag_frequency); reveals your captions."""
-
-
-Sampler = Literal[
-    "euler", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras", "dpmpp_2m_sde_karras", "heun", "unipc", "lcm"
-]
 
 
 class PromptConfig(Section):

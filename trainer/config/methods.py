@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 # bitsandbytes quantizes the state of weights with at least this many numbers, in blocks with one fp32 scale each.
 QUANTIZED_FROM = 4096
@@ -193,3 +193,9 @@ LOSSES: Mapping[str, Method] = {
     "log_cosh": Method("Log-cosh", "Half the squared error if small, the absolute error if large.", "OneTrainer"),
 }
 """Values of recipe.objective.loss."""
+
+Sampler = Literal[
+    "euler", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras", "dpmpp_2m_sde_karras", "heun", "unipc", "lcm"
+]
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+"""Names of the samplers that generate images; trainer/base/drawing.py has the scheduler of each."""

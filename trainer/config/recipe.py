@@ -138,10 +138,38 @@ class ObjectiveConfig(Section):
     """End of the biased range, exclusive as in diffusers: 500 stands for timesteps up to 499; default: 1000."""
 
     @property
-    def biased_range(self) -> tuple[int, int]:
-        """Return the timesteps that the bias "range" is for, the last one exclusive."""
+    def biased_timesteps(self) -> range:
+        """Return those of the timesteps in use that the bias is for; earlier and later are for a share of them."""
+        low, end = self.timestep_min, self.timestep_max + 1
+        share = int((self.timestep_bias_portion or 0.25) * (end - low))
+        match self.timestep_bias:
+            case "earlier":
+                return range(low, low + share)
+            case "later":
+                return range(end - share, end)
+            case "range":
+                first, last = self._bias_limits
+                return range(max(low, first), min(end, last))
+        return range(0)
+
+    @property
+    def _bias_limits(self) -> tuple[int, int]:
         end = 1000 if self.timestep_bias_end is None else self.timestep_bias_end
         return self.timestep_bias_begin or 0, end
+
+    @property
+    def idle_bias(self) -> str:
+        """Return why the timestep bias changes no probability; empty if it does, or if there is none."""
+        used, biased = self.timestep_max + 1 - self.timestep_min, len(self.biased_timesteps)
+        if self.timestep_bias is None or (0 < biased < used and self.timestep_bias_multiplier != 1.0):
+            return ""
+        if self.timestep_bias_multiplier == 1.0:
+            return "the biased timesteps are sampled as often as the others (timestep_bias_multiplier = 1)"
+        if biased:
+            return f"all timesteps in use, {self.timestep_min} to {self.timestep_max}, are in its range"
+        if self.timestep_bias == "range":
+            return f"no timestep in use, {self.timestep_min} to {self.timestep_max}, is in its range"
+        return "its share of the timesteps is less than one (timestep_bias_portion)"
 
     @property
     def snr_weights(self) -> tuple[str, ...]:
@@ -185,7 +213,7 @@ class ObjectiveConfig(Section):
             yield first, f"cannot be combined with {words}: use only one of these weights of timesteps"
         if self.timestep_min > self.timestep_max:
             yield "timestep_min", f"is {self.timestep_min}, which is above timestep_max = {self.timestep_max}"
-        begin, end = self.biased_range
+        begin, end = self._bias_limits
         if begin >= end:
             yield "timestep_bias_begin", f"is {begin}: must be below timestep_bias_end = {end}"
 

@@ -244,15 +244,11 @@ def _biased_timesteps(objective: ObjectiveConfig) -> NDArray[np.float64]:
     """Return the cumulative probabilities of the timesteps from ``timestep_min`` on, as in diffusers' examples.
 
     Biased timesteps have ``timestep_bias_multiplier`` times the probability of the others (generate_timestep_weights
-    in diffusers' train_text_to_image_sdxl.py). Earlier and later are for a share of the timesteps in use.
+    in diffusers' train_text_to_image_sdxl.py).
     """
-    low, high = objective.timestep_min, objective.timestep_max
-    timesteps = np.arange(low, high + 1)
-    count = int((objective.timestep_bias_portion or 0.25) * len(timesteps))
-    first, end = objective.biased_range
-    if objective.timestep_bias != "range":
-        first, end = (low, low + count) if objective.timestep_bias == "earlier" else (high + 1 - count, high + 1)
-    is_biased = (timesteps >= first) & (timesteps < end)
+    timesteps = np.arange(objective.timestep_min, objective.timestep_max + 1)
+    biased = objective.biased_timesteps
+    is_biased = (timesteps >= biased.start) & (timesteps < biased.stop)
     weights = np.where(is_biased, objective.timestep_bias_multiplier or 2.0, 1.0)
     total: NDArray[np.float64] = np.cumsum(weights / weights.sum())
     return total

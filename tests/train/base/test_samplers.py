@@ -4,15 +4,16 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from trainer.base.drawing import SAMPLERS, make_sampler
-from trainer.config.job import PromptConfig, Sampler
+from trainer.base.drawing import SCHEDULERS, make_sampler
+from trainer.config.job import PromptConfig
+from trainer.config.methods import SAMPLERS
 from trainer.training.objective import alphas_cumprod
 
 STOCHASTIC = {"euler_a", "dpmpp_2m_sde_karras", "lcm"}
@@ -53,7 +54,7 @@ def known_image(value: float) -> Model:
 
 
 def test_every_sampler_of_jobs_is_there() -> None:
-    assert set(SAMPLERS) == set(get_args(Sampler))
+    assert set(SCHEDULERS) == set(SAMPLERS)
 
 
 @pytest.mark.parametrize(("prediction", "zero_terminal_snr"), BASES)

@@ -74,6 +74,46 @@ WITHOUT_EFFECT = {
         ],
         "recipe.objective.timestep_bias_begin",
     ),
+    "bias outside the timesteps in use": (
+        "sd15",
+        [
+            "recipe.objective.timestep_bias=range",
+            "recipe.objective.timestep_bias_begin=500",
+            "recipe.objective.timestep_bias_end=600",
+            "recipe.objective.timestep_max=499",
+        ],
+        "recipe.objective.timestep_bias",
+    ),
+    "bias of all timesteps in use": (
+        "sd15",
+        [
+            "recipe.objective.timestep_bias=range",
+            "recipe.objective.timestep_bias_begin=100",
+            "recipe.objective.timestep_bias_end=400",
+            "dataset.folders.0.timestep_min=100",
+            "dataset.folders.0.timestep_max=399",
+        ],
+        "recipe.objective.timestep_bias",
+    ),
+    "bias of less than a timestep": (
+        "sd15",
+        ["recipe.objective.timestep_bias=later", "recipe.objective.timestep_bias_portion=0.0009"],
+        "recipe.objective.timestep_bias",
+    ),
+    "bias by one": (
+        "sd15",
+        ["recipe.objective.timestep_bias=later", "recipe.objective.timestep_bias_multiplier=1.0"],
+        "recipe.objective.timestep_bias",
+    ),
+    "prediction of weightless images": (
+        "sd15",
+        [
+            "dataset.folders=[{path='a'}, {path='b', kind='regularization'}]",
+            "recipe.objective.prior_prediction=true",
+            "recipe.objective.prior_weight=0.0",
+        ],
+        "recipe.objective.prior_prediction",
+    ),
     "multires": ("sd15", ["recipe.objective.multires_iterations=3"], "recipe.objective.multires_iterations"),
     "masks": ("sd15", ["recipe.objective.unmasked_weight=0.5"], "recipe.objective.unmasked_weight"),
     "keep tokens of a folder": (
@@ -183,6 +223,12 @@ def test_settings_with_effect_are_not_named() -> None:
         'dataset.folders=[{path="a", captions={shuffle=true}}, {path="b", images={flip=false}}]',
     )
     assert settings_without_effect(by_folders, "sd15") == []
+    biased = job(
+        "recipe.objective.timestep_bias=range",
+        "recipe.objective.timestep_bias_end=500",
+        'dataset.folders=[{path="a", timestep_min=500}, {path="b"}]',
+    )
+    assert settings_without_effect(biased, "sd15") == []
 
 
 def test_validation_draws_nothing_whatever_its_folder_says() -> None:

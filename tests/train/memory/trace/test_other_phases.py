@@ -21,10 +21,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.support.tiny import Family, tiny_configs, tiny_models
 from trainer.adapter.attach import attach
-from trainer.base.drawing import SAMPLERS, RenderSpec, decode_levels, draw_latents, make_sampler
+from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_sampler
 from trainer.base.encoding import TextConditioning, encode_latents, encode_texts, posterior
 from trainer.config.fit import FitConfig
 from trainer.config.job import PromptConfig
+from trainer.config.methods import SAMPLERS
 from trainer.config.optimizers.kinds import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig, TextEncoderConfig
 from trainer.memory.allocator.allocator import Allocator
@@ -237,7 +238,7 @@ def test_encoding_texts_against_the_cpu(family: Family, deterministic: bool, tex
 
 
 @FAMILIES
-@pytest.mark.parametrize("sampler", list(SAMPLERS))
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.usefixtures("as_on_the_cpu")
 def test_drawing_against_the_cpu(family: Family, sampler: Any) -> None:
     prompt = PromptConfig(prompt="a cat", steps=other_phases.STEPS_DRAWN, sampler=sampler, width=64, height=64)
