@@ -55,7 +55,10 @@ def _candidates(job: Job, family: Family) -> Iterator[_Candidate]:
     yield from _text_encoders_without_effect(job, family)
     yield from _replaced_by_folders(job)
     for number, folder in enumerate(job.dataset.folders):
-        yield from _folder_without_effect(folder, f"dataset.folders.{number}.", job.recipe)
+        at = f"dataset.folders.{number}."
+        unread = not job.dataset.has_mask_files(folder)
+        yield f"{at}mask_folder", folder, unread, "masks are off or come from transparency (masks)"
+        yield from _folder_without_effect(folder, at, job.recipe)
     yield from _rest(job)
 
 

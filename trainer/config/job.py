@@ -128,6 +128,8 @@ class FolderConfig(Section):
     """Like dataset.caption_sources, but for this folder; default: as in the dataset."""
     masks: Masks | None = None
     """Like dataset.masks, but for this folder; default: as in the dataset."""
+    mask_folder: Text | None = None
+    """Folder of masks that are named like their images (kohya: conditioning_data_dir); default: beside the images."""
     timestep_min: int | None = Field(default=None, ge=0, le=999, title="Min timestep")
     """Like recipe.objective.timestep_min, but for this folder; default: as in the recipe."""
     timestep_max: int | None = Field(default=None, ge=0, le=999, title="Max timestep")
@@ -190,11 +192,17 @@ class DatasetConfig(Section):
         """Return where the masks of a folder's images come from."""
         return folder.masks or self.masks
 
+    def has_mask_files(self, folder: FolderConfig) -> bool:
+        """Return whether masks of a folder's images are read from files."""
+        return self.masks_of(folder) in ("auto", "files")
+
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for folders that are listed twice, and for a dataset without a training folder."""
         first: dict[str, int] = {}
         for number, folder in enumerate(self.folders):
-            where = os.path.normcase(os.path.normpath(folder.path))
+            where = _normalized(folder.path)
+            if folder.mask_folder and _normalized(folder.mask_folder) == where:
+                yield f"folders.{number}.mask_folder", "is the folder of the images; masks need a folder of their own"
             if where in first:
                 yield (
                     f"folders.{number}.path",
@@ -203,6 +211,10 @@ class DatasetConfig(Section):
             first.setdefault(where, number)
         if all(folder.kind != "train" for folder in self.folders):
             yield "folders", 'has no folder of kind "train", so there is nothing to train on'
+
+
+def _normalized(path: str) -> str:
+    return os.path.normcase(os.path.normpath(path))
 
 
 class OutputConfig(Section):

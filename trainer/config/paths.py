@@ -74,7 +74,7 @@ def _places(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
     folders = dataset.get("folders") if isinstance(dataset, dict) else None
     for number, item in enumerate(folders if isinstance(folders, list) else ()):
         if isinstance(item, dict):
-            yield f"dataset.folders.{number}.path", item, "path"
+            yield from ((f"dataset.folders.{number}.{name}", item, name) for name in ("path", "mask_folder"))
     output = data.setdefault("output", {})
     if isinstance(output, dict):
         output.setdefault("runs", OutputConfig.model_fields["runs"].default)

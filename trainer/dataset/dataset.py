@@ -95,7 +95,8 @@ class DatasetBuilder:
         self._scan = scan
         self._inspected: Mapping[Path, Inspection] = {}
         # With "auto" and no mask in the dataset, masks are not wanted, so none is reported as missing.
-        self._has_masks = any(candidate.mask_path for candidate in scan.candidates)
+        found = any(candidate.mask_path for candidate in scan.candidates)
+        self._has_masks = found or any(folder.mask_folder for folder in dataset.folders)
 
     def images(self, progress: Progress | None) -> Iterator[tuple[ImageRecord, bytes]]:
         """Inspect all candidates and yield the record and the fingerprint of each image that can be used.

@@ -174,7 +174,7 @@ RULES: Mapping[str, Rule] = {
     "mask.orphan": Rule(
         "warning",
         "{files} that look like masks but match no image's name.",
-        "Rename the mask to NAME-masklabel.png, with the name of its image, or remove it.",
+        "Name the mask like its image, next to it as NAME-masklabel.png, or remove it.",
     ),
     "mask.unused": Rule(
         "warning",

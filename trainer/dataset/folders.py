@@ -81,10 +81,12 @@ class Scan:
 
 
 class _Directory:
-    """Files of one directory, its sidecar, and the captions from metadata files."""
+    """Files of one directory, its sidecar, captions from metadata files, and masks in a folder of their own by stem."""
 
-    def __init__(self, path: Path, files: list[Path], notes: Sidecar, metadata: Mapping[str, str]) -> None:
-        self.path, self.files, self.notes, self.metadata = path, files, notes, metadata
+    def __init__(
+        self, path: Path, files: list[Path], notes: Sidecar, metadata: Mapping[str, str], masks: Mapping[str, Path]
+    ) -> None:
+        self.path, self.files, self.notes, self.metadata, self.masks = path, files, notes, metadata, masks
         self._by_stem: defaultdict[str, list[Path]] = defaultdict(list)
         for file in files:
             self._by_stem[file.stem].append(file)
@@ -114,7 +116,10 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
 def require_images(dataset: DatasetConfig) -> None:
     """Raise DatasetError for unusable folders like `scan_folders`, but check only file names, which is fast."""
     links = _links_of(dataset)
-    _look_into(dataset, lambda config: image_files(Path(config.path).absolute(), config.recursive, links))
+    _look_into(
+        dataset,
+        lambda config: list(_directories(Path(config.path).absolute(), config.recursive, links, _mask_folder(config))),
+    )
 
 
 def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -> None:
@@ -146,10 +151,12 @@ def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Importe
     root = Path(config.path).absolute()
     has_metadata = "metadata" in (dataset.caption_sources_of(config) or caption_files.SOURCES)
     whole = _read_metadata(root, scan, links) if has_metadata else {}
-    for path, files in _directories(root, config.recursive, links):
+    mask_folder = _mask_folder(config)
+    for path, files in _directories(root, config.recursive, links, mask_folder):
         above = {} if path == root else below(whole, path.relative_to(root).as_posix())
         own = whole if path == root or not has_metadata else _read_metadata(path, scan, links)
-        directory = _Directory(path, files, _read_notes(path, links), {**above, **own})
+        masks = _masks_for(path, root, mask_folder, links) if dataset.has_mask_files(config) else {}
+        directory = _Directory(path, files, _read_notes(path, links), {**above, **own}, masks)
         facts = _folder_facts(config, dataset, root, path, scan, links)
         for file in files:
             if is_image(file):
@@ -157,8 +164,26 @@ def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Importe
         _mark_strays(directory, facts, scan)
 
 
-def _directories(root: Path, recursive: bool, links: Links) -> Iterator[tuple[Path, list[Path]]]:
+def _mask_folder(config: FolderConfig) -> Path | None:
+    return Path(config.mask_folder).absolute() if config.mask_folder else None
+
+
+def _masks_for(path: Path, root: Path, folder: Path | None, links: Links) -> dict[str, Path]:
+    """Return the masks of a directory's images by stem; masks of subfolders are in subfolders of the same names."""
+    if folder is None:
+        return {}
+    place = folder / path.relative_to(root)
+    if place != folder and not place.is_dir():
+        return {}
+    return {file.stem: file for file in reversed(_files(place, links)) if file.suffix.lower() in SUFFIXES}
+
+
+def _directories(
+    root: Path, recursive: bool, links: Links, masks: Path | None = None
+) -> Iterator[tuple[Path, list[Path]]]:
     """Yield the directories that contain the folder's images, each with its files sorted by name.
+
+    The folder ``masks`` and its subfolders are left out.
 
     If a folder has no images but kohya-style subfolders, such as 10_cat, the images are read from these. Directories
     are listed one by one: the paths of all files together take much more memory than the images' records.
@@ -173,7 +198,7 @@ def _directories(root: Path, recursive: bool, links: Links) -> Iterator[tuple[Pa
             named = [folder for folder in _subfolders(root) if _KOHYA_NAME.fullmatch(folder.name)]
             visible = [folder for folder in named if links.allow(folder)]
     empty = True
-    for folder in visible:
+    for folder in (each for each in visible if masks is None or not each.is_relative_to(masks)):
         files = _files(folder, links)
         if any(is_image(file) for file in files):
             empty = False
@@ -305,7 +330,7 @@ def _scan_image(file: Path, directory: _Directory, facts: FolderFacts, imported:
         return
     if len(directory.images(file.stem)) > 1:
         scan.marks["image.same_stem"].append(file)
-    mask = directory.find(file.stem + MASK, ".png")
+    mask = directory.masks.get(file.stem) or directory.find(file.stem + MASK, ".png")
     if mask and facts.masks not in ("auto", "files"):
         scan.marks["mask.unused"].append(mask)
         mask = None
@@ -387,6 +412,9 @@ def _mark_strays(directory: _Directory, facts: FolderFacts, scan: Scan) -> None:
             scan.marks["image.other_kind"].append(file)
         elif file.stem.endswith(MASK) and not directory.images(file.stem.removesuffix(MASK)):
             scan.marks["mask.orphan"].append(file)
+    for stem, file in directory.masks.items():
+        if not directory.images(stem):
+            scan.marks["mask.orphan"].append(file)
 
 
 def is_image(path: Path) -> bool:
@@ -400,4 +428,5 @@ def is_image_name(stem: str, suffix: str) -> bool:
 
 
 def _links_of(dataset: DatasetConfig) -> Links:
-    return Links([*(folder.path for folder in dataset.folders), *dataset.linked_folders])
+    folders = [path for folder in dataset.folders for path in (folder.path, folder.mask_folder) if path]
+    return Links([*folders, *dataset.linked_folders])

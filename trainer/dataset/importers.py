@@ -53,7 +53,15 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
 }
 _MOST_NOTES = 100
 _CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularization"}
-_KOHYA_FOLDER = {"image_dir", "metadata_file", "num_repeats", "class_tokens", "is_reg", "caption_extension"}
+_KOHYA_FOLDER = {
+    "image_dir",
+    "metadata_file",
+    "num_repeats",
+    "class_tokens",
+    "is_reg",
+    "caption_extension",
+    "conditioning_data_dir",
+}
 _KOHYA_DATASET = {"alpha_mask", "validation_split"}
 _KOHYA_HARMLESS = {"cache_info", "network_multiplier", "resize_interpolation", "validation_seed", "subsets"}
 
@@ -121,7 +129,7 @@ def _read_kohya(path: Path) -> ImportedDataset:
 
 
 def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
-    images = (folder / table["image_dir"]).absolute()
+    images, masks = (folder / table["image_dir"]).absolute(), table.get("conditioning_data_dir")
     imported.folders.append(
         FolderConfig(
             path=str(images),
@@ -129,6 +137,7 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
             repeats=table.get("num_repeats"),
             class_words=table.get("class_tokens"),
             caption_sources=_caption_sources(table.get("caption_extension")),
+            mask_folder=str((folder / masks).absolute()) if masks else None,
         )
     )
     if "metadata_file" in table:
@@ -143,13 +152,14 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
         imported.dataset["validation_share"] = table["validation_split"]
     if table.get("enable_wildcard"):
         imported.dataset["lines"] = "variants"
-    if "conditioning_data_dir" in table:
-        imported.note("Masks in a separate folder are not read; copy each next to its image as NAME-masklabel.png.")
+    if masks or table.get("alpha_mask"):
+        # sd-scripts multiplies the loss by the mask.
+        imported.state("recipe.objective.unmasked_weight", 0.0, "the weight outside masks")
     for key, value in table.items():
         if key in _KOHYA_SETTINGS:
             if (converted := _converted(key, value)) is not None:
                 imported.state(next(keys_called(key)), converted, key)
-        elif value and key not in _KOHYA_FOLDER | _KOHYA_DATASET | _KOHYA_HARMLESS | {"conditioning_data_dir"}:
+        elif value and key not in _KOHYA_FOLDER | _KOHYA_DATASET | _KOHYA_HARMLESS:
             imported.note(f"{key} = {printable(toml_value(value), 60)} is not supported.")
 
 

@@ -158,6 +158,11 @@ WITHOUT_EFFECT = {
         ["recipe.captions.token_warmup_min=2"],
         "recipe.captions.token_warmup_min",
     ),
+    "masks that are not read": (
+        "sd15",
+        ["dataset.masks=alpha", "dataset.folders.0.mask_folder=masks"],
+        "dataset.folders.0.mask_folder",
+    ),
     "never a caption": (
         "sd15",
         ["recipe.captions.dropout_every_epochs=5", "recipe.captions.dropout=1"],

@@ -61,7 +61,8 @@ def test_paths_are_counted_from_the_job_file(tmp_path: Path, monkeypatch: pytest
     (folder / "job.toml").write_text(GOOD, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     job = load_job(
-        Path("mit leer zeichen") / "job.toml", ["base.vae=vae.safetensors", "base.continue_from=x/a.safetensors"]
+        Path("mit leer zeichen") / "job.toml",
+        ["base.vae=vae.safetensors", "base.continue_from=x/a.safetensors", "dataset.folders.1.mask_folder=masks"],
     )
     assert job.base.model == str(folder / "models" / "base.safetensors")
     assert job.base.vae == str(folder / "vae.safetensors")
@@ -70,6 +71,7 @@ def test_paths_are_counted_from_the_job_file(tmp_path: Path, monkeypatch: pytest
         str(folder / "pictures"),
         str(tmp_path / "häuser und wälder"),
     ]
+    assert [each.mask_folder for each in job.dataset.folders] == [None, str(folder / "masks")]
     assert job.output.runs == str(folder / "runs")
 
 

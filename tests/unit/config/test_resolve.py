@@ -91,6 +91,7 @@ MEANS_SOMETHING_ABSENT = {
             "lines",
             "caption_sources",
             "masks",
+            "mask_folder",
             "timestep_min",
             "timestep_max",
             "captions",

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tests.support.images import folder_of
 from trainer.config.job import DatasetConfig, FolderConfig
-from trainer.dataset.folders import ImageFile, Scan, scan_folders
+from trainer.dataset.folders import ImageFile, Scan, require_images, scan_folders
 from trainer.dataset.sidecar import Sidecar, write_sidecar
 from trainer.errors import DatasetError
 
@@ -190,6 +191,38 @@ def test_masks_beside_pictures(tmp_path: Path) -> None:
     result = scan(tmp_path, dataset_masks="none")
     assert [candidate.mask_path for candidate in result.candidates] == [None, None]
     assert names(result.marks["mask.unused"]) == ["a-masklabel.PNG"]
+
+
+def test_masks_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    images, masks = tmp_path / "images", tmp_path / "masks"
+    fill(images, a_png="", b_jpg="", c_png="", d_png="").joinpath("c-masklabel.png").touch()
+    fill(masks, a_png="", b_webp="", lost_png="", d_txt="")
+    result = scan(images, mask_folder=str(masks))
+    found = {candidate.path.name: candidate.mask_path for candidate in result.candidates}
+    assert found == {
+        "a.png": masks / "a.png", "b.jpg": masks / "b.webp", "c.png": images / "c-masklabel.png", "d.png": None,
+    }  # fmt: skip
+    assert result.marks["mask.orphan"] == [masks / "lost.png"]
+    for off in ("none", "alpha"):
+        result = scan(images, mask_folder=str(masks), masks=off)
+        assert not any(candidate.mask_path for candidate in result.candidates)
+        assert result.marks["mask.unused"] == [images / "c-masklabel.png"]
+    assert refusal(images, mask_folder=str(tmp_path / "gone")).code == "dataset.folder_missing"
+
+
+def test_masks_of_subfolders_are_in_subfolders_and_no_images(tmp_path: Path) -> None:
+    masks = tmp_path / "masks"
+    fill(tmp_path / "cat", a_png="")
+    fill(tmp_path / "dog", a_png="")
+    fill(masks / "cat", a_png="")
+    result = scan(tmp_path, recursive=True, mask_folder=str(masks))
+    assert [(candidate.path.parent.name, candidate.mask_path) for candidate in result.candidates] == [
+        ("cat", masks / "cat" / "a.png"),
+        ("dog", None),
+    ]
+    require_images(folder_of(tmp_path, recursive=True, mask_folder=str(masks)))
+    with pytest.raises(ValidationError, match="masks need a folder of their own"):
+        folder_of(masks, mask_folder=str(masks))
 
 
 def test_strays_are_marked(tmp_path: Path) -> None:

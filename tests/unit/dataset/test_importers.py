@@ -86,6 +86,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
     assert imported.dataset == {"masks": "alpha"}
     assert imported.settings == {
         "recipe.resolution": 624,
+        "recipe.objective.unmasked_weight": 0.0,
         "recipe.effective_batch": 3,
         "recipe.images.buckets": True,
         "recipe.images.max_upscale": 1.0,
@@ -105,7 +106,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
 
 
 def test_the_settings_are_valid_for_a_recipe(tmp_path: Path) -> None:
-    tree: dict[str, dict[str, object]] = {"images": {}, "captions": {}}
+    tree: dict[str, dict[str, object]] = {"images": {}, "captions": {}, "objective": {}}
     plain = {}
     for key, value in imported_from(tmp_path / "data.toml", KOHYA).settings.items():
         match key.split("."):
@@ -144,6 +145,14 @@ def test_kohyas_extension_of_captions(tmp_path: Path, stated: str, sources: tupl
     text = f'[[datasets]]\n[[datasets.subsets]]\nimage_dir = "images"\ncaption_extension = "{stated}"\n'
     imported = imported_from(tmp_path / "data.toml", text)
     assert [folder.caption_sources for folder in imported.folders] == [sources]
+    assert imported.notes == []
+
+
+def test_kohyas_masks_in_a_folder(tmp_path: Path) -> None:
+    text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "images"\nconditioning_data_dir = "masks"\n'
+    imported = imported_from(tmp_path / "data.toml", text)
+    assert [folder.mask_folder for folder in imported.folders] == [str(tmp_path / "masks")]
+    assert imported.settings == {"recipe.objective.unmasked_weight": 0.0}
     assert imported.notes == []
 
 
