@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,45 +21,41 @@ _ITERATIONS = 4
 _NEGLIGIBLE = 1e-3
 
 
-def plain_copy(adapter: Adapter, weights: Mapping[str, Tensor]) -> tuple[Adapter, dict[str, Tensor]]:
-    """Return a LoRA and its fp32 weights with the changes nearest to those of an adapter with these master weights.
+class PlainCopy(NamedTuple):
+    """A LoRA that is near to an adapter of another method."""
+
+    adapter: Adapter
+    weights: dict[str, Tensor]
+    """fp32 weights by file key, on the CPU."""
+    error: float
+    """How far its outputs are off in all layers that were run, as a share of the adapter's: ‖(ΔW - U D) x‖ / ‖ΔW x‖."""
+
+
+def plain_copy(adapter: Adapter, weights: Mapping[str, Tensor], forward: Callable[[], object]) -> PlainCopy:
+    """Return the LoRA with the changes nearest to those of an adapter with these master weights.
 
     By the truncated singular value decomposition of each layer's change (Eckart and Young 1936), computed as in Halko
-    et al. 2011 with fixed random numbers, so that equal weights give equal copies.
+    et al. 2011 with fixed random numbers, so that equal weights give equal copies. Each layer is copied while `forward`
+    runs it: the change of a rotation depends on the base's weight, which a streamed base has only then, and the error
+    is measured on the layer's inputs. Layers that do not run, such as those that clip_skip leaves out, come last.
     """
-    copied: dict[str, Tensor] = {}
-    ranks: dict[str, int] = {}
-    for slot, layer in adapter.changes.items():
-        down, up = _low_rank(_change(slot, layer, weights))
-        ranks[slot.kohya] = len(down)
-        copied[slot.down], copied[slot.up] = down.cpu(), up.cpu()
-    copy = Adapter(
-        table=adapter.table,
-        slots=adapter.slots,
-        rank=ranks,
-        alpha={name: float(rank) for name, rank in ranks.items()},
-    )
-    return copy, copied
-
-
-def output_error(
-    adapter: Adapter, weights: Mapping[str, Tensor], copied: Mapping[str, Tensor], forward: Callable[[], object]
-) -> float:
-    """Return how far the copy's outputs are off in all layers that `forward` runs, as a share of the adapter's.
-
-    ‖(ΔW - U D) x‖ / ‖ΔW x‖ over the layers' real inputs x; 0 if the adapter changes nothing.
-    """
+    factors: dict[Slot, tuple[Tensor, Tensor]] = {}
     sums: list[Tensor] = []
 
-    def measure(slot: Slot, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        frozen, x = cast(LycorisLayer, layer).frozen, inputs[0].float()
+    def copy(slot: Slot, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if slot in factors:
+            return
         change = _change(slot, cast(LycorisLayer, layer), weights)
-        up, down = (copied[key].to(x.device).flatten(1) for key in (slot.up, slot.down))
-        outputs = [apply_weight(frozen, x, matrix) for matrix in (change, change - (up @ down).view(change.shape))]
+        down, up = _low_rank(change)
+        factors[slot] = down.cpu(), up.cpu()
+        missing = change - (up.flatten(1) @ down.flatten(1)).view(change.shape)
+        outputs = [
+            apply_weight(cast(LycorisLayer, layer).frozen, inputs[0].float(), each) for each in (change, missing)
+        ]
         sums.append(torch.stack([output.square().sum() for output in outputs]))
 
     hooks = [
-        layer.register_forward_pre_hook(lambda module, inputs, slot=slot: measure(slot, module, inputs))
+        layer.register_forward_pre_hook(lambda module, inputs, slot=slot: copy(slot, module, inputs))
         for slot, layer in adapter.changes.items()
     ]
     try:
@@ -68,7 +64,22 @@ def output_error(
     finally:
         for hook in hooks:
             hook.remove()
-    whole, missing = torch.stack(sums).sum(0).tolist()
+    for slot in adapter.changes.keys() - factors.keys():
+        factors[slot] = _low_rank(_change(slot, adapter.changes[slot], weights))
+    ranks = {slot.kohya: len(factors[slot][0]) for slot in adapter.slots}
+    copied = Adapter(
+        table=adapter.table,
+        slots=adapter.slots,
+        rank=ranks,
+        alpha={name: float(rank) for name, rank in ranks.items()},
+    )
+    keys = {slot.down: down for slot, (down, _) in factors.items()} | {slot.up: up for slot, (_, up) in factors.items()}
+    return PlainCopy(copied, {key: tensor.cpu() for key, tensor in keys.items()}, _share(sums))
+
+
+def _share(sums: Sequence[Tensor]) -> float:
+    """Return the root of the second sum of squares as a share of the first; 0 if there are none."""
+    whole, missing = torch.stack(list(sums)).sum(0).tolist() if sums else (0.0, 0.0)
     return float((missing / whole) ** 0.5) if whole else 0.0
 
 

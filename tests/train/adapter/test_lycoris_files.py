@@ -18,7 +18,7 @@ from trainer.adapter.attach import Adapter, initial_weights
 from trainer.adapter.continuing import continue_from
 from trainer.adapter.export import export_lora
 from trainer.adapter.lycoris import CHANGES
-from trainer.adapter.plain_copy import MOST_RANKS, output_error, plain_copy
+from trainer.adapter.plain_copy import MOST_RANKS, plain_copy
 from trainer.adapter.products import base_shape
 from trainer.adapter.reading import read_lora
 from trainer.config.base import Family
@@ -261,9 +261,8 @@ def test_files_for_another_size_of_base_are_refused(kind: str, tmp_path: Path) -
 def test_a_plain_copy_is_as_near_as_its_error_says(kind: str, tmp_path: Path) -> None:
     """The tiny layers have fewer than 64 ranks, so that the copy of everything is exact up to what is negligible."""
     models, adapter, weights = trained(kind, "sd15")
-    copy, copied = plain_copy(adapter, weights)
+    copy, copied, error = plain_copy(adapter, weights, models.predict)
     assert all(rank <= MOST_RANKS for rank in copy.rank.values())
-    error = output_error(adapter, weights, copied, models.predict)
     expected = models.predict()
     drawn = Models.copies("sd15")
     plain = drawn.predict()
@@ -276,15 +275,22 @@ def test_a_plain_copy_is_as_near_as_its_error_says(kind: str, tmp_path: Path) ->
     assert (drawn.predict() - expected).norm() < 0.02 * (expected - plain).norm()
 
 
+def test_layers_that_do_not_run_are_copied_too() -> None:
+    models, adapter, weights = trained("lokr", "sd15")
+    run, idle = plain_copy(adapter, weights, models.predict), plain_copy(adapter, weights, lambda: None)
+    assert idle.error == 0.0 < run.error
+    assert idle.weights.keys() == run.weights.keys()
+    assert all(torch.equal(tensor, run.weights[key]) for key, tensor in idle.weights.items())
+
+
 def test_the_error_of_a_copy_is_measured_on_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one rank left of a LoHa of four, against the same measured layer by layer on recorded inputs."""
     monkeypatch.setattr("trainer.adapter.plain_copy.MOST_RANKS", 1)
     models, adapter, weights = trained("loha", "sd15")
-    _, copied = plain_copy(adapter, weights)
     seen: dict[str, Tensor] = {}
     for slot, layer in adapter.changes.items():
         layer.register_forward_pre_hook(lambda _, inputs, name=slot.kohya: seen.__setitem__(name, inputs[0].detach()))
-    error = output_error(adapter, weights, copied, models.predict)
+    error = plain_copy(adapter, weights, models.predict).error
     whole = missing = 0.0
     for slot, layer in adapter.changes.items():
         names = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")

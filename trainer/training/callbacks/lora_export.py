@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.adapter.attach import Adapter
 from trainer.adapter.export import ExportFacts, count_tags, export_lora, lora_metadata, write_side_files
-from trainer.adapter.plain_copy import output_error, plain_copy
+from trainer.adapter.plain_copy import plain_copy
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.config.methods import ADAPTERS
@@ -267,18 +267,17 @@ class ExportCallback:
     def _save_copy(self, masters: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress) -> None:
         """Write the copy as a plain LoRA, and report how far its outputs are off on images of the last step."""
         engine = self.engine
-        copy, weights = plain_copy(adapter, masters)
-        path = self.exporter.export_copy(weights, copy, progress)
         batch = engine.batches.batch(max(progress.step - 1, 0))
         micro = engine.collator.assemble(engine.batches.split(batch)[0], len(batch))
 
         def forward() -> None:
             validation_loss(engine.models, engine.noise_schedule, micro.to(engine.device))
 
-        error = output_error(adapter, masters, weights, forward)
+        copy = plain_copy(adapter, masters, forward)
+        path = self.exporter.export_copy(copy.weights, copy.adapter, progress)
         kind = ADAPTERS[engine.job.recipe.adapter].title
         sentence = (
             f"{path.name} is a copy as a plain LoRA for programs that do not load {kind}: on images of the last step, "
-            f"its outputs are off by {error:.1%}."
+            f"its outputs are off by {copy.error:.1%}."
         )
         self.reporter.notice("copy", sentence)

@@ -283,6 +283,20 @@ def test_a_streamed_run_that_was_killed_ends_with_the_lora_of_a_resident_one(
     assert tensors_sha(resident) == tensors_sha(run.output / "test.safetensors")
 
 
+def test_a_streamed_run_copies_its_rotations_as_a_resident_one(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy as a plain LoRA depends on the base's weights, which are in memory only while their block runs."""
+    monkeypatch.setattr(streaming, "MIN_BYTES", 0)
+    base = tiny_base("sd15", shared / "bases", depth=1)
+    settings = ["recipe.steps=1", "recipe.adapter=oft", "report.validation.timesteps=[500]"]
+    settings.append("recipe.text_encoder.learning_rate=1e-4")
+    resident = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
+    streamed = train(write_job(tmp_path / "b", base, shared / "pictures"), [*settings, "fit.stream=full"])
+    assert tensors_sha(resident) == tensors_sha(streamed)
+    assert tensors_sha(resident.with_stem("test-lora")) == tensors_sha(streamed.with_stem("test-lora"))
+
+
 def test_stop_exports_and_the_run_can_be_extended(
     shared: Path, tmp_path: Path, undisturbed: Callable[[int], Path]
 ) -> None:
