@@ -116,7 +116,11 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     )
     yield at + "objective.multires_iterations", objective, not objective.multires_discount, "multires_discount is 0"
     unmasked = all(job.dataset.masks_of(folder) == "none" for folder in job.dataset.folders)
-    yield at + "objective.unmasked_weight", objective, unmasked, "masks are off (dataset.masks)"
+    for key in ("unmasked_weight", "unmasked_probability", "normalize_masked_loss"):
+        yield f"{at}objective.{key}", objective, unmasked, "masks are off (dataset.masks)"
+    for key in ("unmasked_probability", "normalize_masked_loss"):
+        ignored = objective.unmasked_weight == 1
+        yield f"{at}objective.{key}", objective, ignored, "masks are ignored (unmasked_weight = 1)"
     fixed_tags = all(_has_fixed_tags(folder.recipe_from(recipe)) for folder in job.dataset.folders)
     yield at + "captions.keep_tokens", captions, fixed_tags, _FIXED_TAGS
     at_once = all(folder.recipe_from(recipe).captions.token_warmup_step is None for folder in job.dataset.folders)

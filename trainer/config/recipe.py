@@ -117,6 +117,10 @@ class ObjectiveConfig(Section):
     """Regularization images keep what the base predicts (OneTrainer: prior prediction); slower steps; default: off."""
     unmasked_weight: float = Field(default=0.1, ge=0.0, le=1.0)
     """Loss weight of the area outside a mask (OneTrainer: unmasked weight); 0 ignores that area, 1 ignores the mask."""
+    unmasked_probability: Fraction | None = None
+    """Probability of training an image as if it had no mask (OneTrainer: unmasked probability); default: 0."""
+    normalize_masked_loss: bool | None = None
+    """Divide an image's loss by the mean of its mask (OneTrainer: normalize masked area loss); default: off."""
     timesteps: Literal["uniform", "logit_normal"] = Field(default="uniform", title="Timestep distribution")
     """How timesteps are sampled: uniform is standard; logit_normal prefers medium noise."""
     timestep_shift: float | None = Field(default=None, gt=0.0, le=100.0)

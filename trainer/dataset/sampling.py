@@ -142,6 +142,7 @@ Purpose = Literal[
     "timestep",
     "noise",
     "perturbation",
+    "mask",
     "adapter",
     "preview",
     "validation",

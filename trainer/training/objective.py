@@ -93,6 +93,20 @@ def alphas_cumprod(zero_terminal_snr: bool) -> Tensor:
     return ((roots - last) * (first / (first - last))) ** 2
 
 
+def mask_weights(masks: Tensor, objective: ObjectiveConfig) -> Tensor:
+    """Return the loss weight of each latent pixel (B,1,h,w) from masks of the same shape: 0 is outside, 1 inside.
+
+    Outside it is ``unmasked_weight``; gray values give weights in between. With ``normalize_masked_loss``, an image's
+    weights are divided by their mean (OneTrainer, `masked_losses`), so that a small area counts as much as a whole
+    image; an image with weight 0 everywhere keeps it.
+    """
+    floor = objective.unmasked_weight
+    weights = masks.mul(1.0 - floor).add(floor)
+    if objective.normalize_masked_loss:
+        weights /= weights.mean(dim=(1, 2, 3), keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    return weights
+
+
 def image_losses(
     prediction: Tensor, target: Tensor, mask: Tensor | None, objective: ObjectiveConfig, threshold: float | Tensor = 1.0
 ) -> Tensor:
@@ -103,7 +117,7 @@ def image_losses(
     pseudo-Huber losses of sd-scripts (conditional_loss), and c is their ``threshold``, a number or (B,) from
     ``huber_threshold``. Losses of a mix are multiplied by their weights and added.
     ``mask`` (B,1,h,w) multiplies the errors before the mean, which is not divided by the mask's own mean
-    (sd-scripts' apply_masked_loss): an image that is half masked out counts half.
+    (sd-scripts' apply_masked_loss): unless `mask_weights` normalizes it, an image that is half masked out counts half.
     """
     (name, weight), *others = objective.losses
     errors = _errors(name, prediction, target, threshold)

@@ -132,6 +132,25 @@ def test_strengths_of_noise_belong_to_each_picture(tmp_path: Path) -> None:
         np.testing.assert_allclose(added, strength * extra, atol=1e-6)
 
 
+def test_a_mask_is_left_out_as_often_as_asked(tmp_path: Path) -> None:
+    settings = ("recipe.objective.unmasked_probability=0.3", "recipe.objective.normalize_masked_loss=true")
+    job, samples, parts = prepare(tmp_path, *settings, "recipe.images.crop=center")
+    (masked,) = (sample for sample in samples if sample.image.mask_path)
+    showings = [replace(masked, repeat=repeat) for repeat in range(100)]
+    batch = parts.collator.assemble(showings, 100)
+    assert batch.mask is not None
+    weights = 0.2 + 0.8 * parts.cache.latents(masked)["mask"]
+    kept = weights / weights.mean()
+    left_out = []
+    for place, one in enumerate(showings):
+        stream = generator(job.recipe.seed, "mask", epoch=3, sample=one.image.id, repeat=one.repeat)
+        left_out.append(stream.random() < 0.3)
+        torch.testing.assert_close(batch.mask[place], torch.ones(1, 8, 8) if left_out[-1] else kept)
+    assert 15 < sum(left_out) < 45
+    alone = parts.collator.assemble([showings[left_out.index(True)]], 1)
+    assert alone.mask is not None and bool((alone.mask == 1).all()), "as forecasts assume it"
+
+
 def test_a_mask_is_the_mean_of_what_a_latent_pixel_covers(tmp_path: Path) -> None:
     _, samples, parts = prepare(tmp_path, "recipe.images.crop=center")
     (masked,) = (sample for sample in samples if sample.image.mask_path)

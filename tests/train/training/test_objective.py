@@ -9,6 +9,7 @@ import torch
 from diffusers import DDPMScheduler
 from diffusers.schedulers.scheduling_ddpm import rescale_zero_terminal_snr
 from pydantic import ValidationError
+from torch import Tensor
 
 from trainer.config.recipe import ObjectiveConfig
 from trainer.training.objective import (
@@ -18,6 +19,7 @@ from trainer.training.objective import (
     draw_timestep,
     huber_threshold,
     image_losses,
+    mask_weights,
     timestep_weights,
 )
 
@@ -114,6 +116,37 @@ def test_weights_are_finite_everywhere_and_one_by_default(prediction: str, dtype
         assert weights.dtype == dtype
         assert weights.isfinite().all()
     assert torch.equal(timestep_weights(schedule, ObjectiveConfig(), ALL), torch.ones(1000, dtype=dtype))
+
+
+def onetrainers_masked_losses(losses: Tensor, mask: Tensor, unmasked_weight: float, normalize: bool) -> Tensor:
+    """OneTrainer's modules/util/loss/masked_loss.py at 23df3832."""
+    clamped_mask = torch.clamp(mask, unmasked_weight, 1)
+    losses = losses * clamped_mask
+    return losses / clamped_mask.mean(dim=(1, 2, 3), keepdim=True) if normalize else losses
+
+
+@pytest.mark.parametrize("normalize", [None, True])
+@pytest.mark.parametrize("floor", [0.0, 0.1, 1.0])
+def test_masked_losses_are_those_of_onetrainer(floor: float, normalize: bool | None) -> None:
+    """Where masks are black and white; between, ours are blended instead of clamped."""
+    generator = np.random.default_rng(3)
+    prediction, target = (torch.from_numpy(generator.standard_normal((3, 4, 5, 7))) for _ in range(2))
+    mask = torch.from_numpy((generator.random((3, 1, 5, 7)) < [[[[0.1]]], [[[0.5]]], [[[1.0]]]]).astype(np.float64))
+    objective = ObjectiveConfig(unmasked_weight=floor, normalize_masked_loss=normalize)
+    found = image_losses(prediction, target, mask_weights(mask, objective), objective)
+    expected = onetrainers_masked_losses((prediction - target) ** 2, mask, floor, bool(normalize))
+    torch.testing.assert_close(found, expected.mean(dim=(1, 2, 3)), rtol=1e-10, atol=0)
+
+
+def test_gray_masks_are_blended_and_black_ones_count_for_nothing() -> None:
+    gray = torch.tensor([[0.0, 0.25, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64).view(2, 1, 1, 3)
+    weights = mask_weights(gray, ObjectiveConfig(unmasked_weight=0.2))
+    expected = torch.tensor([[0.2, 0.4, 1.0], [0.2, 0.2, 0.2]], dtype=torch.float64)
+    torch.testing.assert_close(weights[:, 0, 0], expected, rtol=1e-10, atol=0)
+    for dtype in (torch.float32, torch.float64):
+        objective = ObjectiveConfig(unmasked_weight=0.0, normalize_masked_loss=True)
+        found = mask_weights(gray.to(dtype), objective)[:, 0, 0]
+        torch.testing.assert_close(found, torch.tensor([[0.0, 0.6, 2.4], [0.0] * 3], dtype=dtype))
 
 
 def test_losses_and_masks_are_their_formulas() -> None:

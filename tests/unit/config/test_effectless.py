@@ -158,6 +158,16 @@ WITHOUT_EFFECT = {
         ["recipe.captions.token_warmup_min=2"],
         "recipe.captions.token_warmup_min",
     ),
+    "masks at times": (
+        "sd15",
+        ["dataset.masks=none", "recipe.objective.unmasked_probability=0.1"],
+        "recipe.objective.unmasked_probability",
+    ),
+    "mean of ignored masks": (
+        "sd15",
+        ["dataset.masks=auto", "recipe.objective.unmasked_weight=1", "recipe.objective.normalize_masked_loss=true"],
+        "recipe.objective.normalize_masked_loss",
+    ),
     "masks that are not read": (
         "sd15",
         ["dataset.masks=alpha", "dataset.folders.0.mask_folder=masks"],

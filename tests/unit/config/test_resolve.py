@@ -44,6 +44,8 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.ema_decay",
     "recipe.captions.token_warmup_step",
     "recipe.captions.token_warmup_min",
+    "recipe.objective.unmasked_probability",
+    "recipe.objective.normalize_masked_loss",
     "recipe.objective.loss_mix",
     "recipe.lora_plus_ratio",
     "recipe.lokr_factor",

@@ -27,7 +27,7 @@ from trainer.dataset.sampling import (
 )
 from trainer.protocol.events import CachingSpeed, OnPhase
 from trainer.training.data.latent_cache import Cache
-from trainer.training.objective import draw_noise, draw_timestep
+from trainer.training.objective import draw_noise, draw_timestep, mask_weights
 from trainer.training.step import MicroBatch
 
 RECENT_BATCHES = 64
@@ -180,7 +180,7 @@ class Collator:
             text=self._text(samples),
             tokens=self._tokens(samples),
             time_ids=self._time_ids(samples),
-            mask=self._mask(entries),
+            mask=self._mask(samples, entries),
             weights=torch.tensor([self._weight(sample) / batch_size for sample in samples], dtype=torch.float32),
             prior=self._prior(samples),
         )
@@ -255,18 +255,20 @@ class Collator:
             return None
         return torch.tensor([micro_conditioning(sample) for sample in samples], dtype=torch.float32)
 
-    def _mask(self, entries: Sequence[dict[str, Tensor]]) -> Tensor | None:
-        """Return loss weights per latent pixel: 1 inside a mask, ``unmasked_weight`` outside.
-
-        Gray mask values give weights in between.
-        """
+    def _mask(self, samples: Sequence[Sample], entries: Sequence[dict[str, Tensor]]) -> Tensor | None:
+        """Return the loss weights of the latent pixels; None if no image has a mask, even one that is left out here."""
         if not any("mask" in entry for entry in entries):
             return None
-        floor = self.job.recipe.objective.unmasked_weight
         # Images without a mask get the full weight everywhere.
         whole = torch.ones_like(entries[0]["mean"][:1])
-        masks = [entry.get("mask", whole) for entry in entries]
-        return torch.stack(masks).mul(1.0 - floor).add(floor)
+        drawn = zip(samples, entries, strict=True)
+        masks = [whole if self._leaves_mask_out(sample) else entry.get("mask", whole) for sample, entry in drawn]
+        return mask_weights(torch.stack(masks), self.job.recipe.objective)
+
+    def _leaves_mask_out(self, sample: Sample) -> bool:
+        """Return whether a sample is trained as if it had no mask, which is drawn from a stream of its own."""
+        share = self.job.recipe.objective.unmasked_probability or 0.0
+        return bool(share and self.stream(sample, "mask").random() < share)
 
     def _prior(self, samples: Sequence[Sample]) -> Tensor | None:
         """Return which images are to keep the base's prediction, (B,1,1,1) bool; None if the setting is off."""
