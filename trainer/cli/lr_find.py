@@ -60,11 +60,11 @@ class RangeTest:
     suggestion: float | None
     """Learning rate at which the loss falls most steeply; None if it does not clearly fall."""
     lowest: float
-    """Learning rate of the lowest smoothed loss; higher ones make the loss rise."""
+    """Learning rate of the lowest smoothed loss; if it is not the last one, higher ones make the loss rise."""
     fall: float
     """Decrease of the smoothed loss from the first step to the lowest."""
     noise: float
-    """Standard error of a smoothed loss."""
+    """Standard error of the fall."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -106,12 +106,15 @@ def run(options: argparse.Namespace) -> int:
 def ramp(job: Job, steps: int, low: float, high: float) -> list[float]:
     """Return the learning rate of each step, rising exponentially from `low` to `high`.
 
-    Raises JobError for an unusable range, and for an optimizer that finds the rate itself.
+    Raises JobError for an unusable range, and for an optimizer that finds the rate itself or averages the weights.
     """
     optimizer, base = job.recipe.optimizer, base_rate(job)
     if optimizer.method.finds_rate or optimizer.ignores_rates:
         sentence = f"Could not test learning rates: {optimizer.method.title} finds the rate itself."
         raise JobError("lr_find.optimizer", sentence, 'Choose another optimizer: --set recipe.optimizer.name="adamw".')
+    if optimizer.method.averages:
+        sentence = f"Could not test learning rates: {optimizer.method.title} needs the same rate in all steps."
+        raise JobError("lr_find.optimizer", sentence, "Compare some rates: `sweep JOB --set recipe.learning_rate=...`.")
     if not _SHORTEST <= steps <= _LONGEST:
         sentence = f"Could not test learning rates in {steps} steps."
         raise JobError("lr_find.steps", sentence, f"Set --steps to a number from {_SHORTEST} to {_LONGEST:,}.")
@@ -217,7 +220,7 @@ def has_diverged(losses: Sequence[float]) -> bool:
 def evaluate(rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
     """Return the smoothed curve of a test and its suggestion; raises RunError if it has too few points.
 
-    No rate is suggested if the loss falls by less than three standard errors of the difference.
+    No rate is suggested if the loss falls by less than three standard errors.
     """
     if len(losses) < _SHORTEST // 2:
         sentence = f"Could not test learning rates: the loss diverged after {len(losses)} steps."
@@ -225,13 +228,10 @@ def evaluate(rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
     width = max(1.0, _WIDTH * len(losses))
     curve = smoothed(losses, width)
     low = min(range(len(curve)), key=curve.__getitem__)
-    spread = [loss - mean for loss, mean in zip(losses[: low + 1], curve, strict=False)]
-    # A Gaussian mean of standard deviation w averages about 2 sqrt(pi) w independent values.
-    noise = math.sqrt(sum(each * each for each in spread) / len(spread) / (2 * math.sqrt(math.pi) * width))
-    fall = curve[0] - curve[low]
+    fall, noise = curve[0] - curve[low], _fall_error(losses, curve, low, width)
     logs = [math.log(rate) for rate in rates]
     slopes = {at: (curve[at + 1] - curve[at - 1]) / (logs[at + 1] - logs[at - 1]) for at in range(1, low)}
-    is_sure = bool(slopes) and fall > _SURE * math.sqrt(2) * noise
+    is_sure = bool(slopes) and fall > _SURE * noise
     points = [Point(*values) for values in zip(rates, losses, curve, strict=True)]
     suggestion = rates[min(slopes, key=slopes.__getitem__)] if is_sure else None
     return RangeTest(points, suggestion, rates[low], fall, noise)
@@ -239,11 +239,34 @@ def evaluate(rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
 
 def smoothed(losses: Sequence[float], width: float) -> list[float]:
     """Return the mean around each loss, weighted by a Gaussian with a standard deviation of `width` steps."""
-    means = []
-    for center in range(len(losses)):
-        weights = [math.exp(-0.5 * ((at - center) / width) ** 2) for at in range(len(losses))]
-        means.append(sum(map(float.__mul__, weights, losses)) / sum(weights))
-    return means
+    count = len(losses)
+    return [_dot(_weights(center, count, width), losses) for center in range(count)]
+
+
+def _fall_error(losses: Sequence[float], curve: Sequence[float], low: int, width: float) -> float:
+    """Return the standard error of the curve's fall from its first point to the one at `low`.
+
+    The losses' variance is that of their distances from the curve up to there, but at least over half of the test,
+    divided by the share of it that a mean with these weights leaves. At the ends of the curve, where means are of fewer
+    losses, the error is larger.
+    """
+    count = max(low + 1, len(losses) // 2)
+    kernels = [_weights(at, len(losses), width) for at in range(count)]
+    left = sum(1.0 - 2.0 * kernel[at] + _dot(kernel, kernel) for at, kernel in enumerate(kernels))
+    variance = sum((loss - mean) ** 2 for loss, mean in zip(losses[:count], curve, strict=False)) / left
+    difference = [first - last for first, last in zip(kernels[0], kernels[low], strict=True)]
+    return math.sqrt(variance * _dot(difference, difference))
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
+
+
+def _weights(center: int, count: int, width: float) -> list[float]:
+    """Return the weights of `count` losses in the mean around one of them."""
+    weights = [math.exp(-0.5 * ((at - center) / width) ** 2) for at in range(count)]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def table(found: RangeTest) -> list[str]:
@@ -259,9 +282,11 @@ def summary(found: RangeTest) -> list[str]:
     figures = f"The smoothed loss falls by {found.fall:.4f}, with a standard error of {found.noise:.4f}"
     if found.suggestion is None:
         return [f"No suggestion: {figures[0].lower()}{figures[1:]}, so the fall may be chance.", "Try more --steps."]
+    is_last = found.lowest == found.points[-1].learning_rate
+    beyond = "the highest rate of the test; try a higher --to" if is_last else "higher rates make it worse"
     return [
         f"Suggestion: recipe.learning_rate = {found.suggestion:.1e}, where the loss falls most steeply. {figures}.",
-        f"The loss is lowest at {found.lowest:.1e}; higher rates make it worse.",
+        f"The loss is lowest at {found.lowest:.1e}{', ' if is_last else '; '}{beyond}.",
         "This is a starting point: the test sees only a short training from new weights, and the loss does not say "
         "how images look. Compare rates around it with `sweep`.",
     ]

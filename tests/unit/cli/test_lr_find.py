@@ -33,10 +33,12 @@ def test_the_suggestion_is_the_steepest_rate(noise: float) -> None:
     assert "starting point" in " ".join(lr_find.summary(found))
 
 
-def test_noise_alone_gives_no_suggestion() -> None:
-    flat = [list(np.random.default_rng(seed).normal(0.1, 0.02, len(RATES))) for seed in range(40)]
-    found = [lr_find.evaluate(RATES, losses) for losses in flat]
-    assert sum(each.suggestion is not None for each in found) <= 2  # three standard errors of correlated means
+@pytest.mark.parametrize("steps", [20, 100])
+def test_noise_alone_gives_no_suggestion(steps: int) -> None:
+    rates = list(np.geomspace(1e-6, 1e-2, steps))
+    flat = [list(np.random.default_rng(seed).normal(0.1, 0.02, steps)) for seed in range(40)]
+    found = [lr_find.evaluate(rates, losses) for losses in flat]
+    assert sum(each.suggestion is not None for each in found) <= 3  # three standard errors, at the lowest of many points
     assert lr_find.summary(next(each for each in found if each.suggestion is None))[0].startswith("No suggestion")
 
 
@@ -47,12 +49,23 @@ def test_smoothing_is_a_normalized_gaussian_mean() -> None:
     assert lr_find.smoothed(losses, 5.0) == pytest.approx(list(expected), rel=1e-9)
 
 
-def test_the_noise_is_the_standard_error_of_the_smoothed_loss() -> None:
-    """Compare it with how much the smoothed loss in the middle varies between many curves of the same trend."""
-    generator, trend = np.random.default_rng(1), np.linspace(1.0, 0.5, 100)
-    curves = [lr_find.evaluate(RATES, list(trend + generator.normal(0.0, 0.1, 100))) for _ in range(100)]
-    middle = np.std([curve.points[50].smoothed for curve in curves])
-    assert np.mean([curve.noise for curve in curves]) == pytest.approx(middle, rel=0.25)
+@pytest.mark.parametrize(("steps", "low"), [(100, 99), (100, 60), (20, 19)])
+def test_the_noise_is_the_standard_error_of_the_fall(steps: int, low: int) -> None:
+    """Compare it with how much the fall to the lowest point of the trend varies between many curves."""
+    generator, at = np.random.default_rng(1), np.arange(steps)
+    trend = 5.0 - 4.0 * np.minimum(at, low) / low + 4.0 * np.maximum(0, at - low) / steps
+    rates = list(np.geomspace(1e-6, 1e-2, steps))
+    curves = [lr_find.evaluate(rates, list(trend + generator.normal(0.0, 0.1, steps))) for _ in range(100)]
+    falls = [curve.points[0].smoothed - curve.points[low].smoothed for curve in curves]
+    straight = lr_find.evaluate(rates, list(trend)).noise  # of the bends of the trend, which are no noise
+    noise = np.sqrt(np.mean([curve.noise**2 for curve in curves]) - straight**2)
+    assert noise == pytest.approx(np.std(falls), rel=0.25)
+
+
+def test_a_loss_that_still_falls_at_the_end_asks_for_higher_rates() -> None:
+    assert "higher rates make it worse" in lr_find.summary(lr_find.evaluate(RATES, falling(0.0)))[1]
+    lines = lr_find.summary(lr_find.evaluate(RATES, list(np.linspace(1.0, 0.5, 100))))
+    assert lines[1] == "The loss is lowest at 1.0e-02, the highest rate of the test; try a higher --to."
 
 
 def test_the_schedule_of_the_test_has_its_rates() -> None:
@@ -70,6 +83,7 @@ def test_the_schedule_of_the_test_has_its_rates() -> None:
 @pytest.mark.parametrize(
     ("settings", "steps", "low", "high", "code"),
     [(["recipe.optimizer.name=prodigy", "recipe.learning_rate=1"], 100, 1e-6, 1e-2, "lr_find.optimizer"),
+     (["recipe.optimizer.name=schedulefree"], 100, 1e-6, 1e-2, "lr_find.optimizer"),
      ([], 5, 1e-6, 1e-2, "lr_find.steps"), ([], 100, 1e-2, 1e-6, "lr_find.range"),
      ([], 100, 0.0, 1e-2, "lr_find.range"),
      (["recipe.learning_rate=1e-4"], 100, 1e-6, 1.0, "lr_find.range")],
