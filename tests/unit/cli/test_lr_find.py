@@ -38,7 +38,7 @@ def test_noise_alone_gives_no_suggestion(steps: int) -> None:
     rates = list(np.geomspace(1e-6, 1e-2, steps))
     flat = [list(np.random.default_rng(seed).normal(0.1, 0.02, steps)) for seed in range(40)]
     found = [lr_find.evaluate(rates, losses) for losses in flat]
-    assert sum(each.suggestion is not None for each in found) <= 3  # three standard errors, at the lowest of many points
+    assert sum(each.suggestion is not None for each in found) <= 3  # three standard errors of the lowest point
     assert lr_find.summary(next(each for each in found if each.suggestion is None))[0].startswith("No suggestion")
 
 
