@@ -156,14 +156,16 @@ def _as_png(image: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A saved LoRA of a run, with its validation loss and previews."""
+    """A saved LoRA of a run, with its loss at fixed noise and previews."""
 
     step: int
     file: Path
-    held_out: float | None = None
-    """Validation loss on held-out images at this step; None if it was not measured."""
+    loss: float | None = None
+    """Validation loss at this step, or loss on training images; None if it was not measured."""
+    held_out: bool = True
+    """Whether the loss was measured on images held out of training."""
     best: bool = False
-    """Whether its validation loss is the lowest."""
+    """Whether its loss is the lowest."""
     last: bool = False
     """Whether it is the final result of the run."""
     images: dict[int, Path] = field(default_factory=dict)
@@ -188,14 +190,17 @@ class SavedSteps:
 def candidates(snapshot: SavedSteps) -> list[Candidate]:
     """Return the saved steps whose files still exist, sorted by step; accesses the disk."""
     files = _files(snapshot)
-    losses = {one.step: one.loss for one in snapshot.validations if one.held_out}
+    held_out = any(one.held_out for one in snapshot.validations)
+    losses = {one.step: one.loss for one in snapshot.validations if one.held_out == held_out}
     measured = {step: loss for step in files if (loss := losses.get(step)) is not None and math.isfinite(loss)}
     best = lowest(measured)
     images: dict[int, dict[int, Path]] = {}
     for preview in snapshot.previews:
         images.setdefault(preview.step, {})[preview.index] = snapshot.folder / preview.file
     return [
-        Candidate(step, file, measured.get(step), step == best, last, dict(sorted(images.get(step, {}).items())))
+        Candidate(
+            step, file, measured.get(step), held_out, step == best, last, dict(sorted(images.get(step, {}).items()))
+        )
         for step, (file, last) in sorted(files.items())
     ]
 
@@ -238,12 +243,16 @@ def model_card(job: Job, summary: LoraSummary, candidate: Candidate, name: str, 
                 "Optimizer": f"{recipe.optimizer.name}, learning rate {recipe.learning_rate:g}",
                 "Images per step": str(recipe.effective_batch),
                 "Seed": str(recipe.seed),
-                **({"Validation loss": f"{candidate.held_out:.4f}"} if candidate.held_out is not None else {}),
+                **({} if candidate.loss is None else {_loss_name(candidate): f"{candidate.loss:.4f}"}),
             }
         ),
         _credits(summary),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _loss_name(candidate: Candidate) -> str:
+    return "Validation loss" if candidate.held_out else "Loss on training images"
 
 
 def _use(summary: LoraSummary, name: str, base: str) -> str:

@@ -129,11 +129,12 @@ class Series:
                 self.marks.append(Mark("out_of_memory", event.step, event.module))
 
     def best_step(self) -> int | None:
-        """Return the step with the lowest validation loss, or None.
+        """Return the step with the lowest validation loss or, if none was held out, loss on training images, or None.
 
         Like the engine, ignore step 0, which is measured before training.
         """
-        measured = zip(self.held_out.steps, self.held_out.values, strict=True)
+        track = self.held_out or self.validation
+        measured = zip(track.steps, track.values, strict=True)
         return lowest({int(step): loss for step, loss in measured if step > 0})
 
     def _add_sample(self, phase: ForecastPhase, allocated: int, reserved: int | None) -> None:
@@ -178,7 +179,7 @@ class Samples:
         """Saved LoRAs by step; they may have been removed since."""
         self._folder = Folder(folder, folder)
         self._spots: dict[CellIndex, int] = {}
-        self._losses: dict[int, float | None] = {}
+        self._losses: dict[bool, dict[int, float | None]] = {True: {}, False: {}}
 
     def name_prompts(self, prompts: Sequence[str]) -> None:
         """Set the job's prompts, which may be read later than the events and may change."""
@@ -193,8 +194,8 @@ class Samples:
                     self._draw(event)
                 case events.Saved():
                     self.saved[event.step] = self._folder.path / event.file
-                case events.Validation(held_out=True) if event.step > 0:
-                    self._losses[event.step] = event.loss
+                case events.Validation() if event.step > 0:
+                    self._losses[event.held_out][event.step] = event.loss
                 case _:
                     continue
             is_changed = True
@@ -207,8 +208,13 @@ class Samples:
 
     @property
     def best(self) -> int | None:
-        """Return the first step with the lowest validation loss, or None."""
-        return lowest(self._losses)
+        """Return the first step with the lowest validation loss or, without any, loss on training images, or None."""
+        return lowest(self._losses[self.has_held_out])
+
+    @property
+    def has_held_out(self) -> bool:
+        """Return whether losses were measured on images held out of training."""
+        return bool(self._losses[True])
 
     def _draw(self, event: events.Preview) -> None:
         spot = CellIndex(event.step, event.index)

@@ -197,8 +197,9 @@ class GridDialog(QDialog):
         number = QLocale().toString
         for candidate in self._found:
             words = self.tr("Step {step}").format(step=number(candidate.step))
-            loss = "" if candidate.held_out is None else f"   {number(candidate.held_out, 'f', 4)}"
-            item = QListWidgetItem(words + loss + ("   " + self.tr("best") if candidate.best else ""), self.steps)
+            loss = "" if candidate.loss is None else f"   {number(candidate.loss, 'f', 4)}"
+            best = self.tr("best") if candidate.held_out else self.tr("lowest on training images")
+            item = QListWidgetItem(words + loss + ("   " + best if candidate.best else ""), self.steps)
             item.setSizeHint(QSize(0, self.fontMetrics().height() + 12))
             item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
             notable = candidate.best or candidate.last

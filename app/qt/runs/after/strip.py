@@ -160,15 +160,16 @@ class Candidates(QAbstractListModel):
         return self.tr("Step {step}").format(step=QLocale().toString(candidate.step))
 
     def loss(self, candidate: Candidate) -> str:
-        """Return a candidate's validation loss in words, or "" if it was not measured."""
-        if candidate.held_out is None:
+        """Return a candidate's loss at fixed noise in words, or "" if it was not measured."""
+        if candidate.loss is None:
             return ""
-        return self.tr("val. loss {loss}").format(loss=QLocale().toString(candidate.held_out, "f", 4))
+        words = self.tr("val. loss {loss}") if candidate.held_out else self.tr("training images {loss}")
+        return words.format(loss=QLocale().toString(candidate.loss, "f", 4))
 
     def mark(self, candidate: Candidate) -> str:
-        """Return "Best" or "Last" in the user's language, or "" for other candidates."""
+        """Return "Best", "Lowest loss" or "Last" in the user's language, or "" for other candidates."""
         if candidate.best:
-            return self.tr("Best")
+            return self.tr("Best") if candidate.held_out else self.tr("Lowest loss")
         return self.tr("Last") if candidate.last else ""
 
     def image(self, candidate: Candidate) -> QImage | None:

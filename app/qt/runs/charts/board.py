@@ -47,6 +47,7 @@ def loss(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
         lines,
         marks=_marks(runs),
         best=_best(runs),
+        best_label=_best_label(runs),
         logarithmic=wishes.logarithmic,
         clip=_CLIP if wishes.clip else 0.0,
         words=_summary(lines, number),
@@ -60,7 +61,8 @@ def held_out(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
     trained = list(_each(runs, lambda run: run.series.validation, _tr("training images (none held out)"), "points"))
     title = "" if held and trained else _tr("Validation loss") if held else _tr("Loss on training images")
     lines, words = [*held, *trained], _summary([*held, *trained], number)
-    return ChartSpec(lines, best=_best(runs), title=title, logarithmic=wishes.logarithmic, words=words)
+    best, label = _best(runs), _best_label(runs)
+    return ChartSpec(lines, best=best, best_label=label, title=title, logarithmic=wishes.logarithmic, words=words)
 
 
 def learning_rates(runs: Sequence[Run]) -> ChartSpec:
@@ -149,6 +151,12 @@ def _marks(runs: Sequence[Run]) -> Sequence[Mark]:
 
 def _best(runs: Sequence[Run]) -> int | None:
     return runs[0].series.best_step() if runs else None
+
+
+def _best_label(runs: Sequence[Run]) -> str:
+    if runs and not runs[0].series.held_out:
+        return _tr("lowest on training images: {step}")
+    return _tr("best: {step}")
 
 
 def _run_label(runs: Sequence[Run], run: Run) -> str:

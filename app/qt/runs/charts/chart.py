@@ -203,8 +203,8 @@ class Plot(QWidget):
         paint_axes(painter, scale, self._words, self._along, whole=self._whole)
         paint_drawing(painter, scale, self._drawing)
         if self._drawing.best is not None:
-            best = self.tr("best: {step}").format(step=self._along(self._drawing.best))
-            paint_label(painter, scale, self._drawing.best, best)
+            label = self._drawing.best_label.format(step=self._along(self._drawing.best))
+            paint_label(painter, scale, self._drawing.best, label)
         painter.end()
         return pixmap
 

@@ -196,7 +196,9 @@ class ChartSpec:
     levels: Sequence[Level] = ()
     marks: Sequence[Mark] = ()
     best: int | None = None
-    """Step with the lowest validation loss."""
+    """Step with the lowest validation loss, or loss on training images."""
+    best_label: str = "{step}"
+    """What to write next to that step."""
     title: str = ""
     """Title that replaces the chart's own if it is more specific."""
     logarithmic: bool = False

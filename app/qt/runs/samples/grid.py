@@ -384,6 +384,10 @@ class SampleGrid(QAbstractScrollArea):
             return True
         return super().viewportEvent(event)
 
+    def _lowest(self) -> str:
+        is_held_out = self.samples is not None and self.samples.has_held_out
+        return self.tr("lowest validation loss") if is_held_out else self.tr("lowest loss on training images")
+
     def describe(self, spot: CellIndex, between: str = ", ") -> str:
         """Return a sample's step, marks, state and prompt as text, separated by `between`."""
         image = self.image(spot)
@@ -391,7 +395,7 @@ class SampleGrid(QAbstractScrollArea):
         samples = self.samples
         words = [
             self.step_title(spot.step),
-            self.tr("lowest validation loss") if samples and spot.step == samples.best else "",
+            self._lowest() if samples and spot.step == samples.best else "",
             self.tr("LoRA saved") if samples and spot.step in samples.saved else "",
             self.tr("pinned") if spot == self.pinned else "",
             "" if image else self.tr("not generated yet"),

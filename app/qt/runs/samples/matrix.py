@@ -186,6 +186,8 @@ class SampleMatrix(QWidget):
     def _update_best(self) -> None:
         best = self.samples.best if self.samples else None
         words = self.tr("Lowest validation loss: step {step}")
+        if self.samples and not self.samples.has_held_out:
+            words = self.tr("Lowest loss on training images: step {step}")
         self.best.setText("" if best is None else words.format(step=QLocale().toString(best)))
 
     # --- which commands are enabled

@@ -325,3 +325,17 @@ def test_two_thousand_samples_hold_the_window_up_nowhere(matrix, qtbot, run, eng
         longest = max(longest, thread_time() - started)
         QApplication.processEvents()
     assert longest < 0.25, "far above the 50 ms that it takes"
+
+
+def test_a_lowest_loss_on_training_images_is_called_that(qtbot, session, tmp_path):
+    with held(new_run(tmp_path / "few", "cats")) as engine:
+        engine.draw(0, 100)
+        for step, loss in ((100, 0.1), (200, 0.2)):
+            engine.tell(events.Validation(step=step, loss=loss, held_out=False, per_timestep={}))
+        matrix = SampleMatrix(session, Commands())
+        qtbot.addWidget(matrix)
+        run = session.runs.open(engine.run.path)
+        matrix.show_run(run)
+        arrive(qtbot, run)
+        assert matrix.best.text() == "Lowest loss on training images: step 100"
+        assert "lowest loss on training images" in matrix.grid.describe(CellIndex(100, 0))

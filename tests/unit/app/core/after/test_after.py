@@ -149,12 +149,28 @@ def test_candidates_are_the_saved_steps_that_are_there_and_the_best_has_the_lowe
     measured.append(events.Validation(step=20, loss=0.001, held_out=False, per_timestep={}))
     drawn = events.Preview(step=30, index=1, file="samples/b.png", seconds=1.0)
     found = candidates(SavedSteps(tmp_path, tuple(saved), tuple(measured), (drawn,)))
-    assert [(one.step, one.held_out, one.best, one.last) for one in found] == [
+    assert [(one.step, one.loss, one.best, one.last) for one in found] == [
         (20, 0.2, False, False),
         (30, 0.1, True, False),
         (40, None, False, True),
     ]
     assert found[1].images == {1: tmp_path / "samples/b.png"} and found[2].file.name == "a.safetensors"
+
+
+def test_without_held_out_images_the_best_candidate_has_the_lowest_loss_on_training_images(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    saved = [events.Saved(step=step, file=f"output/a-step{step:06d}.safetensors", sha256="") for step in (10, 20)]
+    for one in saved:
+        (tmp_path / one.file).touch()
+    measured = [
+        events.Validation(step=step, loss=loss, held_out=False, per_timestep={})
+        for step, loss in ((0, 0.01), (10, 0.05), (20, 0.2))
+    ]
+    found = candidates(SavedSteps(tmp_path, tuple(saved), tuple(measured), ()))
+    assert [(one.step, one.loss, one.held_out, one.best) for one in found] == [
+        (10, 0.05, False, True),
+        (20, 0.2, False, False),
+    ]
 
 
 def test_the_result_is_known_whatever_the_job_is_called(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def test_the_best_step_is_that_of_the_lowest_held_out_loss_after_the_start():
     assert samples.best == 300
 
 
+def test_without_held_out_images_the_lowest_loss_on_training_images_is_found():
+    samples = Samples(Path("run"))
+    assert samples.take([measured(0, 0.01, held_out=False), measured(100, 0.3, held_out=False)])
+    samples.take([measured(200, 0.2, held_out=False)])
+    assert (samples.best, samples.has_held_out) == (200, False)
+    samples.take([measured(100, 0.5)])
+    assert (samples.best, samples.has_held_out) == (100, True)
+
+
 def test_only_events_that_count_are_news():
     samples = Samples(Path("run"))
     assert not samples.take([events.Notice(code="base", sentence="SD 1.5."), measured(0, 0.1)])
