@@ -23,7 +23,7 @@ from trainer.adapter import lean as lean_layers
 from trainer.adapter.layers import LayerSettings, trained_layers
 from trainer.adapter.lean.lora import register
 from trainer.adapter.lean.transformer import install
-from trainer.adapter.lycoris import CHANGES, LycorisLayer, make_change, uniform
+from trainer.adapter.lycoris import CHANGES, Dora, LycorisLayer, make_change, uniform
 from trainer.adapter.names import Slot, file_key, slots
 from trainer.config.base import Family, Part
 from trainer.config.recipe import RecipeConfig
@@ -337,6 +337,8 @@ def _add_changes(
         path = module_path(model, slot)
         frozen = cast(Factor, model.get_submodule(path))
         change = make_change(recipe, frozen, settings, dtype)
+        if recipe.has_dropouts and isinstance(change, Dora):  # no other one has ranks between two matrices
+            change.between = partial(_dropped, adapter, recipe, _rank_axis(frozen))
         layer = LycorisLayer(frozen, [change])
         model.set_submodule(path, layer)
         parameters = {file_key(slot, role): weight for role, weight in change.named_parameters(recurse=False)}
@@ -352,24 +354,29 @@ def _add_layer(adapter: Adapter, slot: Slot, parameters: Mapping[str, nn.Paramet
         adapter.part_of[key], adapter.rate_factor_of[key] = slot.part, rate_factor
 
 
-def _apply_dropout(
-    adapter: Adapter, recipe: RecipeConfig, down: nn.Module, inputs: object, output: Tensor
-) -> Tensor | None:
-    """Apply the three kinds of dropout to the output of `down`, as sd-scripts does (its networks/lora.py).
+def _rank_axis(layer: nn.Module) -> int:
+    """Return the axis of a layer's output that its channels, or the ranks of its down matrix, are in."""
+    return 1 if isinstance(layer, nn.Conv2d) else -1
+
+
+def _apply_dropout(adapter: Adapter, recipe: RecipeConfig, down: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    return _dropped(adapter, recipe, _rank_axis(down), output)
+
+
+def _dropped(adapter: Adapter, recipe: RecipeConfig, axis: int, output: Tensor) -> Tensor:
+    """Return the output of a down matrix with the three kinds of dropout of sd-scripts (its networks/lora.py).
 
     Masks are drawn on the device, without synchronizing with the host; gradient checkpointing restores the device's
     random state when it recomputes. Rank dropout scales up the remaining values; as in sd-scripts, module dropout does
     not.
     """
     if not adapter.training:
-        return None
+        return output
     if recipe.dropout:
         # The mask is drawn in memory order. contiguous() makes it the same for channels-last output with the same seed.
         output = F.dropout(output.contiguous(), recipe.dropout)
     if recipe.rank_dropout:
-        axis = 1 if isinstance(down, nn.Conv2d) else output.ndim - 1
-        shape = [size if dim in (0, axis) else 1 for dim, size in enumerate(output.shape)]
-        mask = torch.rand(shape, device=output.device) >= recipe.rank_dropout
+        mask = torch.rand(_along(output, axis), device=output.device) >= recipe.rank_dropout
         output = output * (mask.to(output.dtype) / (1 - recipe.rank_dropout))
     if recipe.module_dropout:
         mask = torch.rand((), device=output.device) >= recipe.module_dropout
@@ -388,6 +395,11 @@ def _mask_ranks(
     """Set the ranks of a down layer's output to zero that do not learn from an image's timestep."""
     if not adapter.training:
         return None
-    axis = 1 if isinstance(down, nn.Conv2d) else output.ndim - 1
+    axis = _rank_axis(down)
     mask = rank_mask.of(output.shape[axis]).to(output.dtype)
-    return output * mask.view([size if dim in (0, axis) else 1 for dim, size in enumerate(output.shape)])
+    return output * mask.view(_along(output, axis))
+
+
+def _along(output: Tensor, axis: int) -> list[int]:
+    """Return the shape of one number for each image and each index of an axis."""
+    return [size if dim in (0, axis % output.ndim) else 1 for dim, size in enumerate(output.shape)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -105,6 +105,8 @@ class Dora(Change):
     lora_up: nn.Parameter
     dora_scale: nn.Parameter
     base_squares: Tensor
+    between: Callable[[Tensor], Tensor] | None = None
+    """What is applied between `lora_down` and `lora_up`, such as dropout."""
 
     def __init__(self, frozen: Frozen, shapes: Shapes, scale: float, dtype: torch.dtype) -> None:
         low_rank = {role: shape for role, shape in shapes.items() if role != "dora_scale"}
@@ -150,7 +152,8 @@ class Dora(Change):
         return without_bias(frozen, scaled) + self._low_rank(frozen, x + scaled)
 
     def _low_rank(self, frozen: Frozen, x: Tensor) -> Tensor:
-        return apply_pointwise(apply_weight(frozen, x, self.lora_down), self.lora_up * self.scale)
+        hidden = apply_weight(frozen, x, self.lora_down)
+        return apply_pointwise(self.between(hidden) if self.between else hidden, self.lora_up * self.scale)
 
     @torch.no_grad()
     def _norms(self, frozen: Frozen) -> Tensor:

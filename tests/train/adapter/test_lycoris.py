@@ -165,6 +165,34 @@ def test_a_dora_of_an_input_that_the_base_ignores_is_finite(shape: str) -> None:
     assert not change.weight_change(start, frozen).any()
 
 
+@pytest.mark.parametrize("name", ["attn1.to_q", "resnets.0.conv2"])
+@pytest.mark.parametrize("share", ["dropout", "rank_dropout", "module_dropout"])
+def test_dropouts_of_a_dora_act_between_its_matrices_in_training_alone(share: str, name: str) -> None:
+    models = Models.copies("sd15")
+    adapter = models.attach(recipe("dora", **{share: 0.4}))
+    slot = next(slot for slot in adapter.slots if slot.module.endswith(name))
+    layer, x = adapter.changes[slot], inputs_of(adapter.changes[slot].frozen).detach()
+    down, up, magnitudes = (weight.detach() for weight in layer.only.parameters())
+    up.copy_(torch.randn(up.shape, generator=torch.Generator().manual_seed(4)))
+    base, scale = layer.frozen.weight.detach(), layer.only.scale
+    norms = (base + scale * (up.flatten(1) @ down.flatten(1)).view(base.shape)).transpose(0, 1).flatten(1).norm(dim=1)
+    scaled = x * (magnitudes / norms.view(magnitudes.shape)).flatten().view(-1, *(1 for _ in base.shape[2:]))
+    hidden = apply_like(layer.frozen, scaled, down)
+    torch.manual_seed(7)
+    if share == "dropout":
+        kept = F.dropout(hidden, 0.4)
+    elif share == "module_dropout":
+        kept = hidden * (torch.rand(()) >= 0.4)
+    else:
+        shape = (2, hidden.shape[1], 1, 1) if hidden.ndim == 4 else (2, 1, hidden.shape[2])
+        kept = hidden * (torch.rand(shape) >= 0.4) / 0.6
+    whole = apply_like(layer.frozen, scaled, base, layer.frozen.bias)
+    for hidden_now, adapter.training in ((kept, True), (hidden, False)):
+        raised = F.conv2d(hidden_now, up) if hidden.ndim == 4 else F.linear(hidden_now, up)
+        torch.manual_seed(7)
+        torch.testing.assert_close(layer(x), whole + scale * raised, **EXACT)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_adapter_changes_nothing(kind: str, dtype: torch.dtype) -> None:
