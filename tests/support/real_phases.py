@@ -176,10 +176,9 @@ class RealRun:
         return text
 
     def _encode(self, encoders: Any, texts: int = 1) -> TextConditioning:
-        recipe = self.workload.recipe
-        return encode_texts(
-            self.workload.family, encoders, [""] * texts, recipe.clip_skip, self.device, recipe.token_chunks
-        )
+        recipe, family = self.workload.recipe, self.workload.family
+        shape = recipe.clip_skip, self.device, recipe.token_chunks
+        return encode_texts(family, encoders, [""] * texts, *shape, weighted=bool(recipe.weighted_captions))
 
     def _vae(self) -> AutoencoderKL:
         return self._placed(bare_vae(self.workload), DTYPES[self.workload.fit.vae_dtype or "fp32"])

@@ -35,24 +35,42 @@ class TextConditioning:
     pooled: Tensor | None
 
 
-def tokenize(family: Family, texts: Sequence[str], chunks: int = CHUNK) -> list[Tensor]:
-    """Return each text encoder's token ids, int64 (B, rows x 77); texts are cut to 75, 150 or 225 tokens (`chunks`)."""
+def tokenize(family: Family, texts: Sequence[str], chunks: int = CHUNK, *, weighted: bool = False) -> list[Tensor]:
+    """Return each text encoder's token ids, int64 (B, rows x 77); texts are cut to 75, 150 or 225 tokens (`chunks`).
+
+    The syntax of weights is left out if ``weighted``; see `token_weights`.
+    """
     tokenizers = [ClipTokens(encoder.pad) for encoder in FAMILIES[family].text_encoders]
+    if weighted:
+        return [torch.tensor([one.encode_weighted(text, chunks)[0] for text in texts]) for one in tokenizers]
     return [torch.tensor([tokenizer.encode(text, chunks) for text in texts]) for tokenizer in tokenizers]
 
 
+def token_weights(texts: Sequence[str], chunks: int = CHUNK) -> Tensor:
+    """Return the weight of each token, fp32 (B, rows x 77), for texts with weights such as "(tag:1.2)"."""
+    tokenizer = ClipTokens()
+    return torch.tensor([tokenizer.encode_weighted(text, chunks)[1] for text in texts], dtype=torch.float32)
+
+
 def encode_text(
-    family: Family, encoders: Sequence[TextEncoder], tokens: Sequence[Tensor], clip_skip: int | None
+    family: Family,
+    encoders: Sequence[TextEncoder],
+    tokens: Sequence[Tensor],
+    clip_skip: int | None,
+    weights: Tensor | None = None,
 ) -> TextConditioning:
     """Encode the ids that `tokenize` returned; gradients flow into encoders whose weights require them.
 
     For a single row of 77 tokens, the result is the same as from the pipelines' `encode_prompt`. `clip_skip` uses
     kohya's numbering (2 is diffusers' 1). Longer texts are encoded row by row and joined as in sd-scripts: the start
-    token, the 75 states of every row, the end token. SDXL's pooled text comes from the first row.
+    token, the 75 states of every row, the end token. SDXL's pooled text comes from the first row. `weights` of
+    `token_weights` multiply the states but not the pooled text, as in sd-scripts (`encode_tokens_with_weights`).
     """
     encoded = [_encode_rows(encoder, ids.reshape(-1, _ROW)) for encoder, ids in zip(encoders, tokens, strict=True)]
     hidden, pooled = FAMILIES[family].condition(encoded, clip_skip)
     count = len(tokens[0])
+    if weights is not None:
+        hidden = (hidden * weights.reshape(-1, _ROW, 1)).to(hidden.dtype)  # the product is fp32 or wider
     if pooled is not None:
         pooled = pooled.reshape(count, -1, pooled.shape[-1])[:, 0]
     return TextConditioning(_joined(hidden, count), pooled)
@@ -66,10 +84,13 @@ def encode_texts(
     clip_skip: int | None,
     device: torch.device,
     chunks: int = CHUNK,
+    *,
+    weighted: bool = False,
 ) -> TextConditioning:
     """Tokenize and encode texts without gradients on `device`, where the encoders are; see `encode_text`."""
-    tokens = [ids.to(device) for ids in tokenize(family, texts, chunks)]
-    return encode_text(family, encoders, tokens, clip_skip)
+    tokens = [ids.to(device) for ids in tokenize(family, texts, chunks, weighted=weighted)]
+    weights = token_weights(texts, chunks).to(device) if weighted else None
+    return encode_text(family, encoders, tokens, clip_skip, weights)
 
 
 def padded(text: TextConditioning, empty: TextConditioning, tokens: int) -> TextConditioning:

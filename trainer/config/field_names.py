@@ -74,6 +74,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.ema_decay": ("ema", "use_ema", "ema_config"),
     "recipe.clip_skip": ("text_encoder_layer_skip", "clip_skip_layers"),
     "recipe.token_chunks": ("max_token_length", "tokenizer_max_length"),
+    "recipe.weighted_captions": (),
     "recipe.resolution": ("reso", "image_size"),
     "recipe.images.buckets": ("enable_bucket", "aspect_ratio_bucketing"),
     "recipe.images.bucket_step": ("bucket_reso_steps", "aspect_ratio_bucketing_quantization"),

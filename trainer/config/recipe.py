@@ -420,6 +420,8 @@ class RecipeConfig(Section):
     """Maximum caption length in tokens (kohya: max_token_length); longer captions are truncated."""
     caption_padding: Literal["caption", "limit"] | None = None
     """Pad each caption to as many times 75 tokens as it needs, or all to the limit as kohya does; default: caption."""
+    weighted_captions: bool | None = None
+    """Read (tag:1.2), (tag) and [tag] as weights, unless after a backslash (kohya: weighted_captions); default: off."""
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
     """Training resolution in pixels: buckets have about this area (1024 = 1024x1024); default: 512 (SDXL: 1024)."""
     images: ImagesConfig = Field(default=ImagesConfig(), title="Images")

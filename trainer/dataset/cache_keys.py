@@ -12,6 +12,7 @@ from trainer.config.base import Family
 from trainer.config.fit import DEFAULT_TEXT_BATCH, FitConfig
 from trainer.config.job import Job
 from trainer.dataset.sampling import Sample, padded_tokens
+from trainer.files.tokens import has_weights
 
 # Increase when the content of entries changes, so that entries of older versions are never read.
 FORMAT_VERSION = 1
@@ -105,6 +106,7 @@ class CacheKeys:
             padded_tokens(text, recipe),
             self.job.fit.dtype,
             *([at_once] if at_once > 1 else []),
+            *(["weighted"] if recipe.weighted_captions and has_weights(text) else []),
         )
 
     def has_image(self, sample: Sample) -> bool:

@@ -203,9 +203,9 @@ def _mark_copies(images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], 
 
 
 def _mark_captions(images: Iterable[ImageRecord], recipe: RecipeConfig, scan: Scan) -> None:
-    tokens = ClipTokens()
+    tokens, weighted = ClipTokens(), bool(recipe.weighted_captions)
     for image in images:
-        if any(tokens.count(text) > recipe.token_chunks for text in _texts(image, recipe)):
+        if any(tokens.count(text, weighted=weighted) > recipe.token_chunks for text in _texts(image, recipe)):
             scan.marks["caption.long"].append(image.path)
         if image.trigger and not all(holds_trigger(text, image.trigger) for text in image.captions):
             scan.marks["trigger.absent"].append(image.path)

@@ -192,7 +192,9 @@ def padded_tokens(text: str, recipe: RecipeConfig) -> int:
     This depends only on the text as drawn, so shuffled, shortened and dropped captions have their own lengths, equal
     texts have equal ones, and no machine or micro-batch affects them.
     """
-    return padded_length(text, recipe.token_chunks) if recipe.has_caption_lengths else recipe.token_chunks
+    if not recipe.has_caption_lengths:
+        return recipe.token_chunks
+    return padded_length(text, recipe.token_chunks, weighted=bool(recipe.weighted_captions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import gzip
 import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
+from itertools import groupby
+from operator import itemgetter
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -22,6 +24,9 @@ _MERGES = 48894
 _WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
 # Only characters that are blank for both Python and the tokenizer.
 _BETWEEN_BLANKS = re.compile(r"[^ \t\r\n]+")
+# A backslash with the bracket or backslash it protects; a weight with its bracket; a bracket; plain text.
+_ATTENTION = re.compile(r"\\[()\[\]\\]?|:([+-]?(?:\d+\.?\d*|\.\d+))\)|[()\[\]]|[^\\()\[\]:]+|:")
+_EMPHASIS = {")": ("(", 1.1), "]": ("[", 1 / 1.1)}
 
 
 class ClipTokens:
@@ -31,9 +36,10 @@ class ClipTokens:
         self.pad = pad
         self._tokenizer = _tokenizer()
 
-    def count(self, text: str) -> int:
-        """Return the number of tokens in the text, not counting start and end tokens."""
-        return len(self._ids(text))
+    def count(self, text: str, *, weighted: bool = False) -> int:
+        """Return the number of tokens in the text, not counting start and end tokens nor the syntax of weights."""
+        parts = [part for part, _ in weighted_parts(text)] if weighted else [text]
+        return sum(len(self._ids(part)) for part in parts)
 
     def ends(self, text: str) -> list[int]:
         """Return the character position where each token in the text ends, which shows where an encoder row ends.
@@ -57,6 +63,23 @@ class ClipTokens:
             row += self._row(ids[index * CHUNK : (index + 1) * CHUNK])
         return row
 
+    def encode_weighted(self, text: str, chunks: int = CHUNK) -> tuple[list[int], list[float]]:
+        """Return the ids of all rows as `encode` does, and the weight of each, for a text with `weighted_parts`.
+
+        Start, end and padding tokens have weight 1. As in sd-scripts, each part is tokenized by itself.
+        """
+        ids, weights = [], []
+        for part, weight in weighted_parts(text):
+            found = self._ids(part)
+            ids += found
+            weights += [weight] * len(found)
+        rows, row_weights = [], []
+        for start in range(0, chunks, CHUNK):
+            rows += self._row(ids[start : start + CHUNK])
+            inner = weights[start : start + CHUNK]
+            row_weights += [1.0, *inner, *[1.0] * (CHUNK + 1 - len(inner))]
+        return rows, row_weights
+
     def _row(self, ids: list[int]) -> list[int]:
         return [START, *ids, END, *[self.pad] * (CHUNK - len(ids))]
 
@@ -64,15 +87,52 @@ class ClipTokens:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def padded_length(text: str, limit: int) -> int:
+def padded_length(text: str, limit: int, *, weighted: bool = False) -> int:
     """Return the shortest of 75, 150 and 225 tokens that holds a text, at most `limit`; longer texts are cut off."""
-    return min(limit, max(1, -(-_count(text) // CHUNK)) * CHUNK)
+    return min(limit, max(1, -(-_count(text, weighted) // CHUNK)) * CHUNK)
 
 
 @lru_cache(maxsize=1 << 14)
-def _count(text: str) -> int:
+def _count(text: str, weighted: bool) -> int:
     # Every token has at least one byte, so a short text needs no tokenizer, which takes about 50 µs.
-    return len(text) if text.isascii() and len(text) <= CHUNK else ClipTokens().count(text)
+    return len(text) if text.isascii() and len(text) <= CHUNK else ClipTokens().count(text, weighted=weighted)
+
+
+def has_weights(text: str) -> bool:
+    """Return whether a text has characters that `weighted_parts` may read as syntax; else it has one part."""
+    return any(letter in text for letter in "()[]\\")
+
+
+def weighted_parts(text: str) -> list[tuple[str, float]]:
+    """Return the parts of a text in A1111's prompt syntax, each with its weight.
+
+    (a) multiplies the weight of a by 1.1, (a:1.3) by 1.3, and [a] divides it by 1.1. Brackets nest and, if they are not
+    closed, reach to the end; a closing one without an opening one is text, as is one after a backslash. Neighbors of
+    equal weight are one part. The results are those of sd-scripts' `parse_prompt_attention`.
+    """
+    parts: list[str] = []
+    weights: list[float] = []
+    opened: dict[str, list[int]] = {"(": [], "[": []}
+    for found in _ATTENTION.finditer(text):
+        mark = found[0]
+        bracket, factor = ("(", float(found[1])) if found[1] else _EMPHASIS.get(mark, ("", 1.0))
+        if mark in opened:
+            opened[mark].append(len(parts))
+        elif opened.get(bracket):
+            _scale(weights, opened[bracket].pop(), factor)
+        else:
+            parts.append(mark[1:] if mark.startswith("\\") else mark)
+            weights.append(1.0)
+    for bracket, factor in _EMPHASIS.values():
+        for start in opened[bracket]:
+            _scale(weights, start, factor)
+    runs = groupby(zip(parts, weights, strict=True), key=itemgetter(1))
+    return [("".join(part for part, _ in run), weight) for weight, run in runs] or [("", 1.0)]
+
+
+def _scale(weights: list[float], start: int, factor: float) -> None:
+    for place in range(start, len(weights)):
+        weights[place] *= factor
 
 
 def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:

@@ -40,6 +40,8 @@ class MicroBatch:
     """(B,1,h,w) fp32: loss weight of each latent pixel; None if no image has a mask."""
     weights: Tensor
     """(B,) fp32: 1 / effective batch size, times the weights of the image and its folder."""
+    token_weights: Tensor | None = None
+    """(B,n) fp32: weight of each of ``tokens``; None without weighted captions or tokens."""
     prior: Tensor | None = None
     """(B,1,1,1) bool: images that learn what the base alone predicts; None if there are none in the job."""
 
@@ -79,6 +81,7 @@ class MicroBatch:
             time_ids=move(self.time_ids),
             mask=move(self.mask),
             weights=moved(self.weights),
+            token_weights=move(self.token_weights),
             prior=move(self.prior),
         )
 
@@ -173,7 +176,7 @@ def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> 
 def _condition(models: StepModels, batch: MicroBatch) -> TextConditioning:
     """Return the captions' conditioning for the UNet; if the batch has tokens, run the text encoders on them."""
     if batch.tokens is not None:
-        return encode_text(models.family, models.text_encoders, batch.tokens, models.clip_skip)
+        return encode_text(models.family, models.text_encoders, batch.tokens, models.clip_skip, batch.token_weights)
     if batch.text is None:
         raise ValueError("a micro-batch needs encoded captions or tokens")
     return batch.text

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from tests.support.tiny import Family, tiny_configs, tiny_models
-from trainer.base.encoding import encode_text, tokenize
+from trainer.base.encoding import encode_text, encode_texts, tokenize
 from trainer.files.tokens import END, START, vocabulary
 
 PROMPTS = ["a photo of a cat", "", "l'été: 3 émigrés, " * 3, "word " * 200]
@@ -111,6 +111,22 @@ def test_long_texts_are_encoded_row_by_row(family: Family, chunks: int, length: 
     torch.testing.assert_close(got.hidden[0, -1], rows[-1].hidden[0, -1], rtol=1e-5, atol=1e-6)
     if family == "sdxl":
         torch.testing.assert_close(cast(Tensor, got.pooled)[0], cast(Tensor, rows[0].pooled)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunks", [75, 150])
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_weights_multiply_the_states_as_in_sd_scripts(family: Family, chunks: int) -> None:
+    """By the lines of `encode_tokens_with_weights`: states of the plain text, times the weights of their tokens."""
+    plain, weighted = "cat " * 80 + "red dog, dog", "cat " * 80 + "([red] dog:1.5), dog"
+    expected = encode_text(family, encoders(family), tokenize(family, [plain, ""], chunks), None)
+    if chunks == 150:
+        expected.hidden[0, 81] *= 1.5 / 1.1
+        expected.hidden[0, 82] *= 1.5
+    models = encoders(family)
+    got = encode_texts(family, models, [weighted, ""], None, torch.device("cpu"), chunks, weighted=True)
+    torch.testing.assert_close(got.hidden, expected.hidden, rtol=1e-6, atol=1e-6)
+    if family == "sdxl":
+        assert torch.equal(cast(Tensor, got.pooled), cast(Tensor, expected.pooled))
 
 
 def kohya_rows(ids: list[int], rows: int, pad: int) -> list[int]:

@@ -169,6 +169,31 @@ def test_live_text_encoders_get_tokens(tmp_path: Path) -> None:
     assert all(torch.equal(found, wanted) for found, wanted in zip(batch.tokens, expected, strict=True))
 
 
+def test_weighted_captions_reach_the_encoders_and_the_cache(tmp_path: Path) -> None:
+    on = "recipe.weighted_captions=true"
+    _, samples, parts = prepare(tmp_path, on, "recipe.text_encoder.learning_rate=1e-4")
+    captions = [f"a (cat:1.5), {number}" for number in range(len(samples))]
+    weighted = [replace(sample, caption=caption) for sample, caption in zip(samples, captions, strict=True)]
+    for batch in (parts.collator.assemble(weighted, 3), parts.collator.assemble_fixed(weighted[0], [100])):
+        assert batch.tokens is not None and batch.token_weights is not None
+        expected = tokenize("sdxl", [f"a cat, {number}" for number in range(len(batch.weights))])
+        assert all(torch.equal(found, wanted) for found, wanted in zip(batch.tokens, expected, strict=True))
+        row = torch.tensor([1.0, 1.0, 1.5, *[1.0] * 74])
+        assert torch.equal(batch.token_weights, row.expand(len(batch.weights), 77))
+
+
+def test_weighted_captions_are_cached_apart_from_others(tmp_path: Path) -> None:
+    job, _, parts = prepare(tmp_path, "recipe.weighted_captions=true")
+    texts = ["a cat, sitting", "a (cat:1.5), sitting", "a cat, sitting:1.5"]
+    off = replace(parts.cache.entries, job=job.replaced(recipe=job.recipe.replaced(weighted_captions=None)))
+    assert [parts.cache.text_key(text) == off.text_key(text) for text in texts] == [True, False, True]
+    parts.cache.ensure_texts(texts, quiet)
+    plain, weighted = (parts.cache.text(text).hidden[0] for text in texts[:2])
+    expected = plain.clone()
+    expected[2] *= 1.5
+    torch.testing.assert_close(weighted, expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("live", [False, True])
 def test_what_validation_measures_is_always_the_same(tmp_path: Path, live: bool) -> None:
     rate = "1e-4" if live else "0.0"

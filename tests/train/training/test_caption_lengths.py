@@ -22,7 +22,7 @@ from tests.train.base.test_text import kohya_rows
 from tests.train.training.run.test_run import Watcher, run_of, same_lora, stop_at, tensors_sha, train
 from tests.train.training.test_parity import plain_gradient, reference_loss, scheduler_of_diffusers
 from trainer.adapter.attach import Adapter
-from trainer.base.encoding import TextConditioning, padded, tokenize
+from trainer.base.encoding import TextConditioning, padded, token_weights, tokenize
 from trainer.base.families import FAMILIES as FACTS
 from trainer.config.base import Family
 from trainer.config.load import load_job
@@ -116,6 +116,30 @@ def test_each_caption_is_trained_as_sd_scripts_trains_it_at_the_length_it_needs(
     assert distance(ours, kohya_gradient(models, adapter, batch, (1, 2, 3, 1))) < 1e-10
     repeated = kohya_gradient(models, adapter, batch, (1, 2, 3, 1), copies=2)
     assert distance(ours, repeated) < 1e-10, "padding by repetition changes nothing"
+
+
+def test_trained_text_encoders_learn_from_weighted_captions(material: tuple[Models, Adapter]) -> None:
+    models, adapter = material
+    batch = make_batch(models.family, TIMESTEPS[:1])
+    texts = ["cat cat (cat:1.5) (cat:0.5) cat"]
+    micro = dataclasses.replace(
+        batch,
+        tokens=tuple(tokenize(models.family, texts, weighted=True)),
+        token_weights=token_weights(texts).double(),
+    )
+    masters, schedule = MasterWeights(adapter.parameters), NoiseSchedule.create("epsilon", False)
+    training_step(step_models(models), schedule.to("cpu", torch.float64), ObjectiveConfig(), micro)
+    masters.accumulate()
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in masters.masters.values()]
+    text = kohya_text(models, 5, 1)
+    weights = torch.tensor([1.0, 1.0, 1.0, 1.5, 0.5, *[1.0] * 72], dtype=torch.float64)
+    reference = dataclasses.replace(
+        batch, text=TextConditioning(text.hidden * weights[:, None], text.pooled), tokens=None
+    )
+    scheduler = scheduler_of_diffusers("epsilon", False, torch.float64)
+    loss = reference_loss(models, scheduler, ObjectiveConfig(), reference).sum()
+    ours = torch.cat([gradient.flatten() for gradient in gradients])
+    assert distance(ours, plain_gradient(loss, adapter)) < 1e-10
 
 
 def test_captions_that_need_the_limit_are_trained_as_with_padding_to_it(material: tuple[Models, Adapter]) -> None:

@@ -44,6 +44,7 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.ema_decay",
     "recipe.captions.token_warmup_step",
     "recipe.captions.token_warmup_min",
+    "recipe.weighted_captions",
     "recipe.objective.unmasked_probability",
     "recipe.objective.normalize_masked_loss",
     "recipe.objective.loss_mix",

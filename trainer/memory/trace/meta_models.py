@@ -311,6 +311,7 @@ def micro_batch(workload: Workload, bucket: tuple[int, int], images: int) -> Mic
         time_ids=torch.empty(images, 6) if workload.family == "sdxl" else None,
         mask=latents[:, :1].clone() if workload.masks else None,
         weights=torch.ones(images),
+        token_weights=torch.ones(ids.shape) if live and workload.recipe.weighted_captions else None,
         prior=torch.ones(images, 1, 1, 1, dtype=torch.bool) if workload.recipe.objective.prior_prediction else None,
     )
 

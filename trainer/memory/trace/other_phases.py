@@ -189,8 +189,11 @@ def _shapes(workload: Workload) -> list[Size]:
 
 
 def _encode(workload: Workload, encoders: Sequence[TextEncoder], texts: int = 1) -> TextConditioning:
-    recipe = workload.recipe
-    return encode_texts(workload.family, encoders, [""] * texts, recipe.clip_skip, META, recipe.token_chunks)
+    recipe, blank = workload.recipe, [""] * texts
+    weighted = bool(recipe.weighted_captions)
+    return encode_texts(
+        workload.family, encoders, blank, recipe.clip_skip, META, recipe.token_chunks, weighted=weighted
+    )
 
 
 def _distinct(prompts: Iterable[PromptConfig]) -> list[PromptConfig]:

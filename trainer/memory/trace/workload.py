@@ -222,14 +222,19 @@ class Workload:
         objective = recipe.objective
         texts = [_plain(config) for config in self.text_configs]
         # Of the texts only whether there is a negative one, and in "text_form" the length of the longest.
+        weighted = bool(recipe.weighted_captions)
         prompts = [(p.width, p.height, p.sampler, p.steps, p.guidance, bool(p.negative)) for p in self.previews]
         return {
             "unet": (self.family, _plain(self.unet_config)),
             "vae": _plain(self.vae_config),
             "texts": texts,
             "live_texts": texts if self.trained_texts else None,
-            "texts_at_once": text_batch_size(fit),
-            "text_form": (recipe.token_chunks, recipe.clip_skip),
+            # Weights are only listed when they are on, as tiling below, and in the step only if it encodes captions.
+            "texts_at_once": (text_batch_size(fit), "weighted") if weighted else text_batch_size(fit),
+            "text_form": (
+                *(recipe.token_chunks, recipe.clip_skip),
+                *(("weighted",) if weighted and self.trained_texts else ()),
+            ),
             "adapter": self._adapter_facts(),
             # "auto" uses flash attention; see trainer.memory.trace.cuda_kernels.attention_kernel.
             # Streaming is only listed when it is on, as tiling below.

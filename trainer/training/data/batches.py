@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.base.encoding import TextConditioning, scale_latents, tokenize
+from trainer.base.encoding import TextConditioning, scale_latents, token_weights, tokenize
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.config.schema import require_value
@@ -179,6 +179,7 @@ class Collator:
             timesteps=torch.tensor(timesteps, dtype=torch.int64),
             text=self._text(samples),
             tokens=self._tokens(samples),
+            token_weights=self._token_weights(samples),
             time_ids=self._time_ids(samples),
             mask=self._mask(samples, entries),
             weights=torch.tensor([self._weight(sample) / batch_size for sample in samples], dtype=torch.float32),
@@ -201,6 +202,7 @@ class Collator:
             timesteps=torch.tensor(timesteps, dtype=torch.int64),
             text=self._text(samples),
             tokens=self._tokens(samples),
+            token_weights=self._token_weights(samples),
             time_ids=self._time_ids(samples),
             mask=None,
             weights=torch.ones(len(timesteps)),
@@ -248,7 +250,13 @@ class Collator:
         if not self.live_text:
             return None
         captions = [sample.caption for sample in samples]
-        return tuple(tokenize(self.source.family, captions, samples[0].tokens))
+        weighted = bool(self.job.recipe.weighted_captions)
+        return tuple(tokenize(self.source.family, captions, samples[0].tokens, weighted=weighted))
+
+    def _token_weights(self, samples: Sequence[Sample]) -> Tensor | None:
+        if not self.live_text or not self.job.recipe.weighted_captions:
+            return None
+        return token_weights([sample.caption for sample in samples], samples[0].tokens)
 
     def _time_ids(self, samples: Sequence[Sample]) -> Tensor | None:
         if self.source.family != "sdxl":

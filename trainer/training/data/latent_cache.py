@@ -348,7 +348,10 @@ class Cache:
         """
         recipe = self.job.recipe
         tokens = tokens or max(padded_tokens(text, recipe) for text in texts)
-        return encode_texts(self.source.family, encoders, texts, recipe.clip_skip, self.device, tokens)
+        weighted = bool(recipe.weighted_captions)
+        return encode_texts(
+            self.source.family, encoders, texts, recipe.clip_skip, self.device, tokens, weighted=weighted
+        )
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
         """Return ``mean`` and ``std`` of a sample's posterior, and its ``mask`` if it has one.

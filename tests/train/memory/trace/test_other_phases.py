@@ -227,14 +227,19 @@ def test_decoding_in_tiles_against_the_cpu(family: Family, side: int) -> None:
 
 
 @FAMILIES
-@pytest.mark.parametrize(("deterministic", "texts"), [(True, 1), (False, 8)])
+@pytest.mark.parametrize(
+    ("deterministic", "texts", "weighted"), [(True, 1, False), (False, 8, False), (False, 8, True)]
+)
 @pytest.mark.usefixtures("as_on_the_cpu")
-def test_encoding_texts_against_the_cpu(family: Family, deterministic: bool, texts: int) -> None:
-    (tape,) = other_phases.cache_texts(tiny(family, CPU.replaced(deterministic=deterministic)))
+def test_encoding_texts_against_the_cpu(family: Family, deterministic: bool, texts: int, weighted: bool) -> None:
+    subject = tiny(family, CPU.replaced(deterministic=deterministic))
+    subject = replace(subject, recipe=subject.recipe.replaced(weighted_captions=weighted))
+    (tape,) = other_phases.cache_texts(subject)
     encoders = [cast(Any, model) for part, model in tiny_models(family).items() if part.startswith("text")]
-    real = most_alive(lambda: encode_texts(family, encoders, [""] * texts, 1, torch.device("cpu")))
+    real = most_alive(lambda: encode_texts(family, encoders, [""] * texts, 1, torch.device("cpu"), weighted=weighted))
     ids = texts * 77 * 8  # moved to a card, where they are already on the CPU
-    assert stage_peak(tape, "texts") == real + ids * len(encoders)
+    weights = texts * 77 * 4 if weighted else 0
+    assert stage_peak(tape, "texts") == real + ids * len(encoders) + weights
 
 
 @FAMILIES

@@ -76,6 +76,7 @@ QUICK_SETTINGS = [
 MORE_SETTINGS = [
     ("sdxl", 2, {"adapter": "lokr", "layers": "all", "rank": 2, "lokr_factor": 4}, {}),
     ("sd15", 2, {"objective": {"prior_prediction": True, "loss_mix": "mse:1,l1:0.5,log_cosh:1"}, **TEXT}, {}),
+    ("sdxl", 2, {"weighted_captions": True, **TEXT}, {}),
     *(
         pytest.param(*setting, marks=pytest.mark.slow)
         for setting in cast(

@@ -132,6 +132,7 @@ def test_what_a_micro_batch_depends_on_gives_another_key(other: Workload) -> Non
     [
         subject({"learning_rate": 5e-4, "alpha": 4.0, "seed": 7, "steps": 99, "effective_batch": 9}),
         subject({"ema_decay": None}),
+        subject({"weighted_captions": True}),
         subject({"objective": {"noise_offset": 0.05, "timestep_max": 500}, "schedule": {"warmup": 0.1}}),
         subject({"optimizer": {"name": "adamw", "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-6}}),
         subject({"optimizer": {"name": "adamw8bit"}, "max_grad_norm": 0.0}),
