@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,9 @@ from trainer.protocol.files import staged
 from trainer.protocol.reading import UnusableFileError, decoded, open_file, parse_json, reason_of
 from trainer.protocol.records import build, renamed, to_record
 
+# A weight as people write it, unlike (16:9); and brackets that stand for a weight, as those of many booru tags would.
+_WEIGHT = re.compile(r"\([^()]*:[+-]?\d*\.\d+\)")
+_BRACKETS = re.compile(r"(?<!\\)(\([^()\[\]:\\]*\)|\[[^()\[\]:\\]*\])")
 _ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "MPO": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -204,9 +208,13 @@ def _mark_copies(images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], 
 
 def _mark_captions(images: Iterable[ImageRecord], recipe: RecipeConfig, scan: Scan) -> None:
     tokens, weighted = ClipTokens(), bool(recipe.weighted_captions)
+    syntax, code = (_BRACKETS, "caption.brackets") if weighted else (_WEIGHT, "caption.weights")
     for image in images:
-        if any(tokens.count(text, weighted=weighted) > recipe.token_chunks for text in _texts(image, recipe)):
+        texts = list(_texts(image, recipe))
+        if any(tokens.count(text, weighted=weighted) > recipe.token_chunks for text in texts):
             scan.marks["caption.long"].append(image.path)
+        if any(syntax.search(text) for text in texts):
+            scan.marks[code].append(image.path)
         if image.trigger and not all(holds_trigger(text, image.trigger) for text in image.captions):
             scan.marks["trigger.absent"].append(image.path)
 

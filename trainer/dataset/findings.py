@@ -136,6 +136,16 @@ RULES: Mapping[str, Rule] = {
         "{images} with a caption above the token limit: its end is cut off.",
         "Shorten it, or raise recipe.token_chunks.",
     ),
+    "caption.weights": Rule(
+        "info",
+        "{images} with weights such as (tag:1.2) in the caption: trained as plain text.",
+        "Set recipe.weighted_captions = true to use the weights, or remove them.",
+    ),
+    "caption.brackets": Rule(
+        "info",
+        "{images} with (tag) or [tag] in the caption: read as weights of 1.1 and 0.91.",
+        "Put a backslash before brackets that are part of a tag, as in \\(series\\).",
+    ),
     "caption.clash": Rule(
         "warning",
         "{images} with several different captions (.txt, .caption, metadata.jsonl): the first of these is used.",

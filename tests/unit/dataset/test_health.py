@@ -139,6 +139,25 @@ def test_captions_longer_than_what_is_read(good: Path) -> None:
     assert names(check(good, recipe_of(128, captions={"suffix": "dog " * 8}))["caption.long"])[:1] == ["chelsea.png"]
 
 
+def test_weights_that_are_not_read_and_brackets_that_are(good: Path) -> None:
+    texts = {
+        "chelsea": "a (cat:1.2), \\(series\\)",
+        "coffee": "(16:9), cup",
+        "rocket": "rocket \\(nasa\\)",
+        "astronaut": "eva",
+    }
+    for name, text in texts.items():
+        (good / f"{name}.txt").write_text(text, encoding="utf-8")
+    assert {code: names(found) for code, found in check(good).items()} == {"caption.weights": ["chelsea.png"]}
+    (good / "rocket.txt").write_text("rocket (nasa)", encoding="utf-8")
+    (good / "coffee.txt").write_text("[cup]", encoding="utf-8")
+    found = check(good, recipe_of(128, weighted_captions=True))
+    assert {code: names(one) for code, one in found.items()} == {"caption.brackets": ["coffee.png", "rocket.png"]}
+    (good / "chelsea.txt").write_text("(cat:1.2) " * 70, encoding="utf-8")
+    assert "caption.long" in check(good)
+    assert "caption.long" not in check(good, recipe_of(128, weighted_captions=True))
+
+
 def test_class_words_longer_than_what_is_read(good: Path) -> None:
     (good / "chelsea.txt").unlink()
     assert names(check(good, class_words="cat " * 80)["caption.long"]) == ["chelsea.png"]
