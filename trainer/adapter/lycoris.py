@@ -129,12 +129,11 @@ class Dora(Change):
     def fits(cls, shapes: Shapes, base: Sequence[int]) -> bool:
         """Return whether parameters of these shapes, as from a file, change a base weight of shape `base`."""
         outputs, inputs, *kernel = base
-        (rank, *rest), (rows, columns, *_) = shapes["lora_down"], shapes["lora_up"]
-        magnitudes = [*shapes["dora_scale"]]
+        (rank, *rest), up, magnitudes = (list(shapes[role]) for role in ("lora_down", "lora_up", "dora_scale"))
         ones = [1 for _ in kernel]
         return (
             rest == [inputs, *kernel]
-            and (rows, columns) == (outputs, rank)
+            and up == [outputs, rank, *ones]
             and magnitudes in ([1, inputs, *ones], [outputs, 1, *ones])
         )
 

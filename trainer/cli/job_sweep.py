@@ -36,8 +36,14 @@ _MOST_JOBS = 100
 _ENDED = ("done", "stopped", "failed", "removed")
 # A value ends at a comma outside quotes and brackets, as in "[100, 500],[900]".
 _VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|[^,])+""")
-_CHANGES_LOSS = ("base.", "dataset.", "recipe.resolution", "recipe.images", "recipe.seed", "report.validation.")
-"""Beginnings of keys that change what the loss is measured on."""
+_CHANGES_LOSS = (
+    *("base.", "dataset.", "recipe.resolution", "recipe.images", "recipe.seed", "report.validation."),
+    *("recipe.captions.prefix", "recipe.captions.suffix", "recipe.captions.separator", "recipe.captions.secondary"),
+    *("recipe.captions.wildcards", "recipe.clip_skip", "recipe.token_chunks", "recipe.caption_padding"),
+)
+"""Beginnings of keys that change what the loss is measured on: images, their captions, and how these are encoded."""
+_CHANGES_TRAINING_LOSS = ("recipe.objective.",)
+"""Beginnings of keys that change how the loss of a training step is computed, but not the loss with fixed noise."""
 _CELL, _GAP, _TITLE = 256, 12, 240  # pixels
 _PAPER, _INK = "#ffffff", "#222222"
 
@@ -328,6 +334,8 @@ def _note_comparability(results: Sequence[JobResult]) -> None:
         note(
             f"The losses of different jobs are not comparable: {', '.join(changing)} changes what they are measured on."
         )
+    if weighing := [key for key in results[0].settings if key.startswith(_CHANGES_TRAINING_LOSS)]:
+        note(f"The training losses are not comparable: {', '.join(weighing)} changes how they are computed.")
     if any(result.loss_on_training_images is not None for result in results):
         note(
             "The loss on training images is measured with fixed noise on images that the run trains on: it also falls "

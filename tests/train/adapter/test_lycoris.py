@@ -229,6 +229,17 @@ def test_lokr_has_the_shapes_of_lycoris(factor: int | None, rank: int, shapes: d
     torch.testing.assert_close(layer(x), apply_like(layer.frozen, x, weight, layer.frozen.bias), **EXACT)
 
 
+@pytest.mark.parametrize("base", [(40, 24), (40, 24, 3, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_fit_a_layer_only_with_all_dimensions(kind: str, base: tuple[int, ...]) -> None:
+    shapes = CHANGES[kind].shapes_of(base, LayerSettings(3, 3.0), None)
+    assert CHANGES[kind].fits(shapes, base)
+    for role, shape in shapes.items():
+        for axis, size in enumerate(shape):
+            doubled = [*shape[:axis], 2 * size, *shape[axis + 1 :]]
+            assert not CHANGES[kind].fits({**shapes, role: doubled}, base), (role, axis)
+
+
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("adapter", KINDS)
 def test_quantized_layers_have_the_same_change(adapter: str, kind: Any) -> None:

@@ -126,10 +126,25 @@ def test_results_are_read_from_the_runs_even_without_queue_entries(
         assert grid.size == (240 + 2 * 268, 12 + 3 * 268)
 
 
-def test_a_sweep_over_what_is_measured_says_so(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["sweep", str(job), "--set", "recipe.resolution=64,128"])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("recipe.resolution=64,128", "losses of different jobs are not comparable: recipe.resolution"),
+        ("recipe.captions.prefix=a,b", "losses of different jobs are not comparable: recipe.captions.prefix"),
+        ("recipe.clip_skip=1,2", "losses of different jobs are not comparable: recipe.clip_skip"),
+        ("recipe.objective.loss=mse,l1", "training losses are not comparable: recipe.objective.loss"),
+        ("recipe.captions.shuffle=true,false", ""),
+        ("recipe.rank=2,4", ""),
+    ],
+)
+def test_a_sweep_over_what_is_measured_says_so(
+    setting: str, said: str, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["sweep", str(job), "--set", setting])
+    capsys.readouterr()
     assert main(["sweep", "style"]) == 0
-    assert "not comparable: recipe.resolution" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert said in printed if said else "comparable" not in printed
 
 
 def test_an_unknown_or_damaged_sweep_is_an_error_with_a_remedy(
