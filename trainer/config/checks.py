@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ SMALL_FOR_PRODIGY = 0.01
 
 DEFAULT_VALIDATIONS = 10
 """Validations per run, unless report.validation.every is set."""
+
+FEWEST_OUTPUTS = 320
+"""Outputs of the narrowest layers of the UNets of SD 1.5 and SDXL."""
 
 SCHEDULE_KEYS = {
     "cycles": "restarts",
@@ -79,6 +83,8 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield at + "rank_stabilized", recipe, recipe.adapter == "oft", 'adapter = "oft" has no scale'
     yield at + "lokr_factor", recipe, recipe.adapter != "lokr", 'it is used only with adapter = "lokr"'
     yield at + "tlora_min_rank", recipe, recipe.adapter != "tlora", 'it is used only with adapter = "tlora"'
+    unmasked_ranks = recipe.adapter == "tlora" and (recipe.tlora_min_rank or 0) >= _highest_unet_rank(recipe)
+    yield at + "tlora_min_rank", recipe, unmasked_ranks, "no layer of the UNet has a higher rank, so none is masked"
     for key in ("alpha", "conv_alpha"):
         yield at + key, recipe, recipe.adapter == "oft", 'adapter = "oft" has no scale'
     for key in ("conv_rank", "conv_alpha"):
@@ -142,6 +148,11 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
         yield f"{at}schedule.{key}", schedule, schedule.kind != kind, f'it is used only with kind = "{kind}"'
     for key in ("bucket_min", "bucket_max"):
         yield at + f"images.{key}", images, not images.buckets, "buckets are off"
+
+
+def _highest_unet_rank(recipe: RecipeConfig) -> int:
+    convolutions = (recipe.conv_rank or 0) if recipe.layers == "all" else 0
+    return max(recipe.rank, convolutions, *(block.rank or 0 for block in recipe.blocks or ()))
 
 
 def _timestep_bias_without_effect(job: Job) -> Iterator[_Candidate]:
@@ -276,6 +287,7 @@ def doubtful(job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None
     yield from not_forecast(job)
     yield from _doubtful_weights(job, prediction)
     yield from _doubtful_patience(job)
+    yield from _doubtful_blocks(job.recipe)
     objective = job.recipe.objective
     last = max(folder.recipe_from(job.recipe).objective.timestep_max for folder in job.dataset.folders)
     if objective.debiased_estimation and zero_terminal_snr and last == 999:
@@ -283,6 +295,20 @@ def doubtful(job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None
             "recipe.objective.debiased_estimation",
             "this base has zero terminal SNR: pure noise would be weighted a thousand times as much as the cleanest "
             "images, although it contains no trace of an image; min_snr_gamma gives it no weight",
+        )
+
+
+def _doubtful_blocks(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
+    """Yield the rank of rotations if it is above the largest size of blocks that narrow layers can have.
+
+    As in LyCORIS, a block is the smaller of the two factors that the rank splits a layer's outputs into.
+    """
+    most = math.isqrt(FEWEST_OUTPUTS)
+    if recipe.adapter == "oft" and recipe.rank > most:
+        yield (
+            "recipe.rank",
+            f"in OFT, the rank is the size of the rotated blocks; above {most}, those of layers with {FEWEST_OUTPUTS} "
+            "outputs do not become larger, and with a divisor such as 32 or 64 they become smaller",
         )
 
 

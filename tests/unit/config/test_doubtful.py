@@ -67,3 +67,10 @@ def test_patience_that_outlasts_the_run_is_doubtful(settings: list[str], doubted
         key for key, _ in doubtful(parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides), zero_terminal_snr=False)
     ]
     assert keys == (["report.validation.patience"] if doubted else [])
+
+
+@pytest.mark.parametrize(("adapter", "rank", "doubted"), [("oft", 17, False), ("oft", 18, True), ("lokr", 64, False)])
+def test_ranks_that_give_rotations_no_larger_blocks_are_doubtful(adapter: str, rank: int, doubted: bool) -> None:
+    overrides = [f"recipe.adapter={adapter}", f"recipe.rank={rank}"]
+    found = doubtful(parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides), zero_terminal_snr=False)
+    assert [key for key, _ in found] == ["recipe.rank"] * doubted

@@ -33,6 +33,11 @@ WITHOUT_EFFECT = {
     "convolutions": ("sdxl", ["recipe.conv_rank=4"], "recipe.conv_rank"),
     "factor of another adapter": ("sdxl", ["recipe.lokr_factor=4"], "recipe.lokr_factor"),
     "least rank of a LoRA": ("sd15", ["recipe.tlora_min_rank=4"], "recipe.tlora_min_rank"),
+    "mask of no rank": (
+        "sd15",
+        ["recipe.adapter=tlora", "recipe.rank=4", "recipe.tlora_min_rank=4"],
+        "recipe.tlora_min_rank",
+    ),
     "alpha of rotations": ("sd15", ["recipe.adapter=oft", "recipe.alpha=4"], "recipe.alpha"),
     "prior of no folder": ("sd15", ["recipe.objective.prior_prediction=true"], "recipe.objective.prior_prediction"),
     "huber": ("sd15", ["recipe.objective.huber_c=0.2"], "recipe.objective.huber_c"),
@@ -244,6 +249,9 @@ def test_settings_with_effect_are_not_named() -> None:
         'dataset.folders=[{path="a", timestep_min=500}, {path="b"}]',
     )
     assert settings_without_effect(biased, "sd15") == []
+    masked = ["recipe.adapter=tlora", "recipe.rank=4", "recipe.tlora_min_rank=4"]
+    for more in ('recipe.blocks=[{match="unet.*", rank=8}]', "recipe.rank=5"):
+        assert settings_without_effect(job(*masked, more), "sd15") == []
 
 
 def test_validation_draws_nothing_whatever_its_folder_says() -> None:
