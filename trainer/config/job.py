@@ -163,7 +163,7 @@ class DatasetConfig(Section):
     lines: Lines = Field(default="caption", title="Caption lines")
     """Lines of a caption file: caption joins them, variants uses a random line each time (as in OneTrainer)."""
     caption_sources: tuple[CaptionSource, ...] | None = Field(default=None, strict=False, min_length=1, max_length=10)
-    """Order: file extensions, metadata, filename (kohya: caption_extension); default: .txt, .caption, metadata."""
+    """Tried in order: extensions, metadata, filename (kohya: caption_extension); default: .txt, .caption, metadata."""
     background: str = Field(default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", examples=["#ffffff"])
     """Color behind transparent images."""
     masks: Masks = "auto"

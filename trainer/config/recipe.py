@@ -42,7 +42,7 @@ class CaptionConfig(Section):
     dropout_every_epochs: int | None = Field(default=None, ge=2, le=1_000_000, title="Caption dropout every N epochs")
     """Train every Nth epoch without captions (kohya: caption_dropout_every_n_epochs); default: off."""
     token_warmup_step: int | float | None = Field(default=None, gt=0, le=10_000_000)
-    """Captions grow to all their tags over these steps, or this share of the run (kohya: token_warmup_step)."""
+    """Captions grow to all tags over these steps, or this share of the run (kohya: token_warmup_step); default: off."""
     token_warmup_min: int | None = Field(default=None, ge=0, le=100)
     """Tags at step 0 of token_warmup_step, without those that are kept (kohya: token_warmup_min); default: 1."""
 

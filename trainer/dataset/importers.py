@@ -51,6 +51,12 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "token_warmup_min": int,
     "caption_dropout_every_n_epochs": lambda value: int(value) or None,  # 0 is off
 }
+# Settings of masked training in OneTrainer's config, with its defaults (TrainConfig.default_values).
+_ONETRAINER_MASKS: Mapping[str, float | bool] = {
+    "unmasked_probability": 0.1,
+    "unmasked_weight": 0.1,
+    "normalize_masked_area_loss": False,
+}
 _MOST_NOTES = 100
 _CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularization"}
 _KOHYA_FOLDER = {
@@ -207,6 +213,9 @@ def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple
 def _read_onetrainer(path: Path) -> ImportedDataset:
     data = read_json(path, "list")
     imported = ImportedDataset()
+    if isinstance(data, dict) and data.get("masked_training"):
+        for key, default in _ONETRAINER_MASKS.items():
+            imported.state(next(keys_called(key)), type(default)(data.get(key, default)), key)
     for concept in data["concepts"] if isinstance(data, dict) else data:
         if concept.get("enabled", True):
             _read_concept(concept, path.parent, imported)

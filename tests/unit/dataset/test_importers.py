@@ -207,6 +207,19 @@ def test_onetrainers_whole_config_with_one_file_of_prompts(tmp_path: Path) -> No
     assert imported.captions == {first: ("a cat", "the cat")}
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_onetrainers_masked_training(tmp_path: Path, masked: bool) -> None:
+    config = {"masked_training": masked, "normalize_masked_area_loss": True, "unmasked_weight": 0.0}
+    config["concepts"] = [{"path": "cats", "image": {"enable_random_flip": False, "enable_crop_jitter": False}}]
+    settings = imported_from(tmp_path / "config.json", json.dumps(config)).settings
+    expected = {
+        "recipe.objective.unmasked_probability": 0.1,
+        "recipe.objective.unmasked_weight": 0.0,
+        "recipe.objective.normalize_masked_loss": True,
+    }
+    assert {key: value for key, value in settings.items() if "mask" in key} == (expected if masked else {})
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
