@@ -116,6 +116,8 @@ class BaseSource:
         self.prediction: Prediction = prediction
         self.zero_terminal_snr = zero_terminal_snr
         self.evidence = identity.evidence
+        if (prediction, zero_terminal_snr) != (identity.prediction, identity.zero_terminal_snr):
+            self.evidence = (identity.evidence[0], "What it predicts is set in the job.")
         self.revision = revision
         self._check: Callable[[], object] = _nothing
         self._progress = progress

@@ -389,3 +389,12 @@ def test_every_key_of_diffusers_schedulers_is_known() -> None:
         parameters = inspect.signature(getattr(schedulers, f"{name}Scheduler").__init__).parameters
         unknown = set(parameters) - set(SCHEDULER) - SAMPLING - {"self", "args", "kwargs"}
         assert not unknown, f"{name}: {unknown}"
+
+
+def test_evidence_does_not_contradict_what_the_job_sets(tmp_path: Path) -> None:
+    base = tiny_base("sd15", tmp_path, depth=1)
+    found = open_base(BaseConfig(model=str(base)))
+    assert "It predicts the noise" in found.evidence[1] or "assumed to predict the noise" in found.evidence[1]
+    assert open_base(BaseConfig(model=str(base), prediction="epsilon")).evidence == found.evidence
+    told = open_base(BaseConfig(model=str(base), prediction="flow"))
+    assert told.evidence == (found.evidence[0], "What it predicts is set in the job.")
