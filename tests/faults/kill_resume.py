@@ -88,6 +88,10 @@ CASES: Mapping[str, tuple[str, ...]] = {
         for kind in ("tlora", "dora", "loha", "lokr", "oft")
     },
     "ema, bf16": ("recipe.optimizer.name=adamw", "fit.dtype=bf16", "recipe.ema_decay=0.5", *LIVE),
+    "text encoder stops, bf16": (
+        *("recipe.optimizer.name=adamw", "fit.dtype=bf16", "recipe.text_encoder.stop_after=3"),
+        *("fit.gradient_checkpointing=full", *LIVE),
+    ),
     "adamw, fp16": ("recipe.optimizer.name=adamw", "fit.dtype=fp16", *LIVE, "recipe.rank=8", "recipe.alpha=4096"),
 }
 

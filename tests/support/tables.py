@@ -85,6 +85,8 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     if recipe["optimizer"]["name"] in ("schedulefree", "adafactor"):
         recipe["schedule"].pop("kind", None)
         recipe["optimizer"].pop("warmup_init", None)
+    for encoder in ("text_encoder", "text_encoder_2"):
+        recipe[encoder].pop("stop_after", None)
     for key in ("timestep_bias_begin", "timestep_bias_end"):
         recipe["objective"].pop(key, None)
     for section, low, high in (("objective", "timestep_min", "timestep_max"), ("images", "bucket_min", "bucket_max")):

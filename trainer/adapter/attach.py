@@ -198,6 +198,8 @@ class Adapter:
     """The mask of T-LoRA."""
     lean: bool = False
     """Whether the layers come from trainer.adapter.lean instead of PEFT."""
+    frozen: frozenset[Part] = frozenset()
+    """Parts that are no longer trained, whose layers have no dropout."""
     training: bool = True
     """Whether dropout and T-LoRA's mask are active; turn it off for previews, validation and comparisons."""
 
@@ -324,7 +326,7 @@ def _add_loras(
         _add_layer(adapter, slot, cast(dict[str, nn.Parameter], parameters), sizes[slot].rate_factor)
         adapter.zero_keys.add(slot.up)
         if recipe.has_dropouts:
-            factors.down.register_forward_hook(partial(_apply_dropout, adapter, recipe))
+            factors.down.register_forward_hook(partial(_apply_dropout, adapter, recipe, slot.part))
         if adapter.rank_mask and slot.part == "unet":
             factors.down.register_forward_hook(partial(_mask_ranks, adapter, adapter.rank_mask))
 
@@ -338,7 +340,7 @@ def _add_changes(
         frozen = cast(Factor, model.get_submodule(path))
         change = make_change(recipe, frozen, settings, dtype)
         if recipe.has_dropouts and isinstance(change, Dora):  # no other one has ranks between two matrices
-            change.between = partial(_dropped, adapter, recipe, _rank_axis(frozen))
+            change.between = partial(_dropped, adapter, recipe, slot.part, _rank_axis(frozen))
         layer = LycorisLayer(frozen, [change])
         model.set_submodule(path, layer)
         parameters = {file_key(slot, role): weight for role, weight in change.named_parameters(recurse=False)}
@@ -359,18 +361,20 @@ def _rank_axis(layer: nn.Module) -> int:
     return 1 if isinstance(layer, nn.Conv2d) else -1
 
 
-def _apply_dropout(adapter: Adapter, recipe: RecipeConfig, down: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    return _dropped(adapter, recipe, _rank_axis(down), output)
+def _apply_dropout(
+    adapter: Adapter, recipe: RecipeConfig, part: Part, down: nn.Module, inputs: object, output: Tensor
+) -> Tensor:
+    return _dropped(adapter, recipe, part, _rank_axis(down), output)
 
 
-def _dropped(adapter: Adapter, recipe: RecipeConfig, axis: int, output: Tensor) -> Tensor:
+def _dropped(adapter: Adapter, recipe: RecipeConfig, part: Part, axis: int, output: Tensor) -> Tensor:
     """Return the output of a down matrix with the three kinds of dropout of sd-scripts (its networks/lora.py).
 
     Masks are drawn on the device, without synchronizing with the host; gradient checkpointing restores the device's
     random state when it recomputes. Rank dropout scales up the remaining values; as in sd-scripts, module dropout does
     not.
     """
-    if not adapter.training:
+    if not adapter.training or part in adapter.frozen:
         return output
     if recipe.dropout:
         # The mask is drawn in memory order. contiguous() makes it the same for channels-last output with the same seed.

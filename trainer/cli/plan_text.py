@@ -53,6 +53,9 @@ REMARKS: Mapping[str, str] = {
     "smaller.phase": ('No plan at this precision needs much less memory: "{phase}" takes {bytes} in each plan.'),
     "smaller.none": "No plan needs much less memory than this one.",
     "captions.lengths": "Captions are padded to the length that each needs: {lengths}.",
+    "text_encoders.stop": (
+        "After step {step}, when text encoders stop, training needs {bytes} less, and the run takes {duration} less."
+    ),
     "cache.shards": (
         "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}."
     ),
@@ -189,6 +192,8 @@ def _value(name: str, value: Any) -> str:
     match name:
         case "bytes":
             return words.size(value)
+        case "duration":
+            return words.duration_text(value)
         case "error":
             return f"{value:.0%}"
         case "epochs":

@@ -216,8 +216,11 @@ def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candida
         missing = family == "sd15" and name == "text_encoder_2"
         why = "SD 1.5 has no second text encoder" if missing else "its learning rate is 0, so it is not trained"
         yield f"recipe.{name}.learning_rate", encoder, missing, why
-        for key in ("rank", "alpha"):
+        for key in ("rank", "alpha", "stop_after"):
             yield f"recipe.{name}.{key}", encoder, missing or not encoder.learning_rate, why
+        steps, last = job.recipe.steps, encoder.stop_after
+        if steps is not None and last is not None and last >= steps:
+            yield f"recipe.{name}.stop_after", encoder, True, f"the run has only {steps} steps"
 
 
 def _rest(job: Job) -> Iterator[_Candidate]:

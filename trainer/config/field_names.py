@@ -48,6 +48,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "recipe.text_encoder.rank": ("text_encoder_dim", "te_rank"),
     "recipe.text_encoder.alpha": ("text_encoder_alpha", "te_alpha"),
+    "recipe.text_encoder.stop_after": ("stop_training_after", "stop_text_encoder_training", "stop_after_steps"),
     "recipe.text_encoder_2.learning_rate": ("text_encoder_lr2", "learning_rate_te2", "te2_lr"),
     "recipe.dropout": ("network_dropout", "lora_dropout", "dropout_probability"),
     "recipe.optimizer.name": ("optimizer_type", "use_8bit_adam", "use_lion_optimizer", "optimizer_name"),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
+from trainer.config.base import Part
 from trainer.config.optimizers.kinds import AdamWConfig, OptimizerConfig
 from trainer.config.schema import Section
 
@@ -336,6 +337,13 @@ class TextEncoderConfig(Section):
     """LoRA rank in this text encoder; default: the recipe's rank."""
     alpha: Alpha | None = None
     """LoRA alpha in this text encoder; default: the recipe's alpha."""
+    stop_after: int | float | None = Field(default=None, gt=0)
+    """Train only for so many steps, or for this share of the run if below 1: 500 or 0.4; default: the whole run."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error for a number of steps that is not whole."""
+        if isinstance(self.stop_after, float) and self.stop_after >= 1:
+            yield "stop_after", f"is {self.stop_after}: use a whole number of steps, or a share of the run below 1"
 
 
 class BlockConfig(Section):
@@ -464,6 +472,19 @@ class RecipeConfig(Section):
         """Return whether captions differ in padded length; runs of earlier versions do not set `caption_padding`."""
         return self.caption_padding == "caption" and self.token_chunks > 75
 
+    @property
+    def stops(self) -> dict[Part, int]:
+        """Return the number of steps for which text encoders are trained that are not trained to the end."""
+        encoders: dict[Part, TextEncoderConfig] = {
+            "text_encoder": self.text_encoder,
+            "text_encoder_2": self.text_encoder_2,
+        }
+        return {
+            part: max(1, round(last * (self.steps or 1) if last < 1 else last))
+            for part, encoder in encoders.items()
+            if encoder.learning_rate and (last := encoder.stop_after) is not None
+        }
+
     def alpha_at(self, rank: int) -> float:
         """Return the alpha at which a LoRA of another rank has the same scale."""
         ratio = rank / self.rank
@@ -476,6 +497,7 @@ class RecipeConfig(Section):
             yield lengths[0], f"is set, and so is {' and '.join(lengths[1:])}: set only one length"
         if not any((self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate)):
             yield "learning_rate", "is 0 for the UNet and all text encoders, so nothing would be trained"
+        yield from self._stop_rules()
         rates = {self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate} - {0.0}
         if self.optimizer.needs_one_rate and len(rates) > 1:
             yield (
@@ -486,6 +508,13 @@ class RecipeConfig(Section):
         yield from self._schedule_rules()
         yield from self._layer_rules()
         yield from self._adapter_rules()
+
+    def _stop_rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error if nothing is left to train once the text encoders stop."""
+        trained = {"text_encoder": self.text_encoder, "text_encoder_2": self.text_encoder_2}
+        stops = [name for name, encoder in trained.items() if encoder.learning_rate]
+        if not self.learning_rate and stops and all(trained[name].stop_after is not None for name in stops):
+            yield f"{stops[-1]}.stop_after", "leaves nothing to train after it, because the UNet is not trained"
 
     def _layer_rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for settings of single layers or matrices that the optimizer cannot follow."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Prediction
+from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Part, Prediction
 from trainer.config.fit import DEFAULT_TEXT_BATCH, FitConfig
 from trainer.config.job import Job, ReportConfig, SavingConfig
-from trainer.config.recipe import LENGTH_KEYS, ImagesConfig, RecipeConfig
+from trainer.config.recipe import LENGTH_KEYS, ImagesConfig, RecipeConfig, TextEncoderConfig
 from trainer.config.toml_file import toml_value
 from trainer.errors import JobError
 from trainer.files.architecture import NAMES
@@ -189,9 +189,16 @@ def _without_unused_prior(job: Job) -> RecipeConfig:
 
 def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int) -> RecipeConfig:
     resolution = recipe.resolution or NATIVE_RESOLUTION[family]
+    steps = resolve_length(recipe, samples_per_epoch).steps
+    # A share is of the length that the run starts with: a run that is extended does not train an encoder again.
+    stops = recipe.replaced(steps=steps, epochs=None, images_seen=None).stops
     encoders = {
-        name: encoder.replaced(rank=encoder.rank or recipe.rank, alpha=encoder.alpha or recipe.alpha)
-        for name, encoder in (("text_encoder", recipe.text_encoder), ("text_encoder_2", recipe.text_encoder_2))
+        name: encoder.replaced(
+            rank=encoder.rank or recipe.rank,
+            alpha=encoder.alpha or recipe.alpha,
+            stop_after=stops.get(name, encoder.stop_after),
+        )
+        for name, encoder in _text_encoders(recipe).items()
     }
     if family == "sd15":
         encoders["text_encoder_2"] = encoders["text_encoder_2"].replaced(learning_rate=0.0)
@@ -199,7 +206,7 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
         **encoders,
         conv_rank=recipe.conv_rank or recipe.rank,
         conv_alpha=recipe.conv_alpha or recipe.alpha,
-        steps=resolve_length(recipe, samples_per_epoch).steps,
+        steps=steps,
         epochs=None,
         images_seen=None,
         clip_skip=recipe.clip_skip or (1 if family == "sd15" else None),
@@ -208,6 +215,10 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
         resolution=resolution,
         images=_resolve_buckets(recipe.images, resolution),
     )
+
+
+def _text_encoders(recipe: RecipeConfig) -> dict[Part, TextEncoderConfig]:
+    return {"text_encoder": recipe.text_encoder, "text_encoder_2": recipe.text_encoder_2}
 
 
 def _resolve_buckets(images: ImagesConfig, resolution: int) -> ImagesConfig:

@@ -23,6 +23,7 @@ REMARKS: Mapping[str, tuple[str, ...]] = {
     "smaller.phase": ("phase", "bytes"),  # no plan needs much less, because this phase needs so much in each
     "smaller.none": (),
     "captions.lengths": ("lengths",),  # how many captions of an epoch are padded to how many tokens
+    "text_encoders.stop": ("step", "bytes", "duration"),  # what the run needs less once text encoders are not trained
     "cache.shards": ("epochs", "limit", "encoded", "rounds", "offloaded"),
     "cache.parts": ("limit", "encoded", "rounds", "offloaded"),  # an epoch is split into several shards
     "estimate.cpu": ("error",),  # the share by which the seconds may be off

@@ -25,12 +25,12 @@ from trainer.training.acceleration.channels_last import Kernels, convert_to_chan
 from trainer.training.data.batches import BatchSchedule, Collator
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import DTYPES
-from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.engine import Engine
 from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.ema import WeightAverage
 from trainer.training.optim.master_weights import LossScaler, MasterWeights
 from trainer.training.optim.optimizer import ParameterGroup, build_optimizer
+from trainer.training.optim.text_encoder_stops import TextEncoderStops
 from trainer.training.optim.weight_norm import WeightNormLimit
 from trainer.training.step import StepModels
 
@@ -83,25 +83,27 @@ def assemble_engine(
     job: Job, parts: RunParts, segments: Sequence[Segment], models: StepModels, adapter: Adapter
 ) -> Engine:
     """Return an engine at step 0 for ``models`` that have the adapter attached."""
-    choice, dropouts = job.fit.gradient_checkpointing or "none", job.recipe.has_dropouts
-    set_checkpointing(models.unet, models.text_encoders, choice, dropouts=dropouts)
     masters = MasterWeights(adapter.parameters)
     source, device = parts.source, parts.device
-    return Engine(
+    optimizer = build_optimizer(job.recipe.optimizer, parameter_groups(job, adapter, masters))
+    engine = Engine(
         job=job,
         models=models,
         noise_schedule=NoiseSchedule.create(source.prediction, source.zero_terminal_snr).to(device, torch.float32),
         adapter=adapter,
         master_weights=masters,
-        optimizer=build_optimizer(job.recipe.optimizer, parameter_groups(job, adapter, masters)),
+        optimizer=optimizer,
         multiplier=multiplier_over(job.recipe.schedule, segments),
         batches=parts.batches,
         collator=parts.collator,
         device=device,
         norm_limit=WeightNormLimit.create(job.recipe.max_weight_norm, adapter, masters),
         ema=WeightAverage.create(job.recipe.ema_decay, masters),
+        stops=TextEncoderStops.create(job.recipe, adapter, masters, optimizer),
         scaler=LossScaler() if job.fit.dtype == "fp16" else None,
     )
+    engine.apply_checkpointing()
+    return engine
 
 
 def attach_adapter(

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from trainer.adapter.attach import Adapter
+from trainer.adapter.attach import Adapter, models_by_part
 from trainer.config.job import Job
 from trainer.config.lr_schedule import Multiplier
 from trainer.dataset.sampling import Sample
@@ -19,10 +19,13 @@ from trainer.errors import TrainingError
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.records import json_keys
 from trainer.training.data.batches import BatchSchedule, Collator
+from trainer.training.device.gradient_checkpointing import set_checkpointing
+from trainer.training.device.offload import empty_cache
 from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.ema import WeightAverage
 from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
 from trainer.training.optim.optimizer import set_learning_rates
+from trainer.training.optim.text_encoder_stops import TextEncoderStops
 from trainer.training.optim.weight_norm import WeightNormLimit
 from trainer.training.step import MicroBatch, StepModels, training_step
 
@@ -143,6 +146,8 @@ class Engine:
     """Limit of the norm of each layer's LoRA, if the recipe sets one."""
     ema: WeightAverage | None = None
     """Moving average of the master weights, if the recipe asks for one."""
+    stops: TextEncoderStops | None = None
+    """Stops of text encoders that are not trained to the end, if there are any."""
     scaler: LossScaler | None = None
     graphs: StepRecorder | None = None
     """Recorder that replays micro-batches of recorded shapes, if the job asks for it."""
@@ -183,6 +188,7 @@ class Engine:
         # Our only host read in a step, because each one waits for the device: loss and gradient norm in one tensor.
         loss_value, norm = measure(loss, self.master_weights, self.loss_scale).tolist()
         skipped = self.optimizer_step(loss_value, norm)
+        self.follow_stops(step + 1)
         # Counted last: after an error above, the step number is unchanged, so that recovery can repeat the step.
         self.progress.step += 1
         self.progress.images += len(batch)
@@ -197,6 +203,30 @@ class Engine:
             learning_rates=rates,
             loss_scale=self.scaler.scale if self.scaler else None,
             data_seconds=self.data_seconds,
+        )
+
+    def follow_stops(self, done: int) -> None:
+        """Train the parts that the recipe trains after ``done`` steps; free the memory of those that have stopped."""
+        if self.stops is None or not self.stops.follow(done):
+            return
+        if self.norm_limit is not None:
+            limit = self.job.recipe.max_weight_norm
+            self.norm_limit = WeightNormLimit.create(limit, self.adapter, self.master_weights)
+        self.apply_checkpointing()
+        if self.graphs is not None:  # recorded graphs contain the backward of the text encoders
+            self.graphs.forget()
+        empty_cache(self.device)
+
+    def apply_checkpointing(self) -> None:
+        """Set gradient checkpointing to that of the job's fit."""
+        models, recipe = self.models, self.job.recipe
+        parts = models_by_part(models.unet, models.text_encoders)
+        set_checkpointing(
+            models.unet,
+            models.text_encoders,
+            self.job.fit.gradient_checkpointing or "none",
+            dropouts=recipe.has_dropouts,
+            frozen=[parts[part] for part in self.adapter.frozen],
         )
 
     @property

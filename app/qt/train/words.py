@@ -69,6 +69,10 @@ REMARKS: Mapping[str, str] = {
     ),
     "smaller.none": QT_TRANSLATE_NOOP("Forecast", "No plan needs much less memory than this one."),
     "captions.lengths": QT_TRANSLATE_NOOP("Forecast", "Captions are padded to the length that each needs: {lengths}."),
+    "text_encoders.stop": QT_TRANSLATE_NOOP(
+        "Forecast",
+        "After step {step}, when text encoders stop, training needs {bytes} less, and the run takes {duration} less.",
+    ),
     "cache.shards": QT_TRANSLATE_NOOP(
         "Forecast",
         "The cache holds {epochs} ({limit}). {encoded} for later epochs are encoded as needed: {rounds}, {offloaded}.",
@@ -288,6 +292,10 @@ def _value(name: str, value: Any) -> str:
             return str(getattr(Counts(), name)(value))
         case "bytes":
             return format_memory(value)
+        case "step":
+            return f"{value:,}"
+        case "duration":
+            return format_duration(value)
         case "error":
             return f"{value:.0%}"
         case "family":

@@ -114,6 +114,14 @@ KEYS = {
         '[recipe]\nschedule.warmup = 10\noptimizer = {name = "schedulefree"}',
         "recipe.schedule.warmup: must be 0: Schedule-Free AdamW has its own warmup, optimizer.warmup_steps",
     ),
+    "half a step of a text encoder": (
+        "[recipe.text_encoder]\nlearning_rate = 1e-4\nstop_after = 1.5",
+        "recipe.text_encoder.stop_after: is 1.5: use a whole number of steps, or a share of the run below 1",
+    ),
+    "nothing left to train": (
+        "[recipe]\nlearning_rate = 0\ntext_encoder = {learning_rate = 1e-4, stop_after = 100}",
+        "recipe.text_encoder.stop_after: leaves nothing to train after it, because the UNet is not trained",
+    ),
     "two averages": (
         '[recipe]\nema_decay = 0.999\noptimizer = {name = "schedulefree"}',
         "recipe.ema_decay: cannot be used: Schedule-Free AdamW averages the weights itself",

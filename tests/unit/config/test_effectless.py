@@ -30,6 +30,16 @@ WITHOUT_EFFECT = {
         "recipe.text_encoder_2.learning_rate",
     ),
     "rank of an untrained encoder": ("sdxl", ["recipe.text_encoder.rank=4"], "recipe.text_encoder.rank"),
+    "stop of an untrained encoder": (
+        "sdxl",
+        ["recipe.text_encoder.stop_after=0.5"],
+        "recipe.text_encoder.stop_after",
+    ),
+    "stop after the end": (
+        "sdxl",
+        ["recipe.steps=9", "recipe.text_encoder.learning_rate=1e-4", "recipe.text_encoder.stop_after=9"],
+        "recipe.text_encoder.stop_after",
+    ),
     "convolutions": ("sdxl", ["recipe.conv_rank=4"], "recipe.conv_rank"),
     "factor of another adapter": ("sdxl", ["recipe.lokr_factor=4"], "recipe.lokr_factor"),
     "least rank of a LoRA": ("sd15", ["recipe.tlora_min_rank=4"], "recipe.tlora_min_rank"),

@@ -52,6 +52,8 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.lokr_factor",
     "recipe.max_weight_norm",
     "recipe.rank_stabilized",
+    "recipe.text_encoder.stop_after",
+    "recipe.text_encoder_2.stop_after",
     "recipe.tlora_min_rank",
     "report.validation.patience",
     "dataset.caption_sources",

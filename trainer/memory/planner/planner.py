@@ -23,7 +23,7 @@ from trainer.memory.planner.search_space import (
     placement_of,
     placements,
 )
-from trainer.memory.planner.suggestions import RecipeChange, mildest, reduced_recipes
+from trainer.memory.planner.suggestions import RecipeChange, StopSavings, mildest, reduced_recipes, stop_savings
 from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
@@ -88,6 +88,7 @@ class PlanResult:
     """Plan with an unquantized base that is streamed, if the pick is quantized because it is much faster."""
     reduced_recipe: ReducedRecipe | None = None
     """Changed recipe that fits, if nothing else does."""
+    stops: StopSavings | None = None
     fallbacks: tuple[FallbackStep, ...] = ()
     left_out: tuple[SearchPart, ...] = ()
     """Parts of the search that time ran out for: without all "fits", a better pick may exist."""
@@ -171,6 +172,7 @@ def plan(
         floor=floor,
         quantized=quantized,
         streamed=streamed,
+        stops=stop_savings(replace(workload, fit=pick), device_state, traces, alternatives_deadline),
         left_out=(*skipped, "alternatives") if alternatives_deadline.left_out else skipped,
     )
 

@@ -32,6 +32,9 @@ def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True)
     elif planned.smallest:
         yield Remark("smaller.none")
     yield from _of_caption_lengths(request.workload)
+    if planned.stops is not None:
+        values = {"step": planned.stops.step, "bytes": planned.stops.bytes, "duration": planned.stops.seconds}
+        yield Remark("text_encoders.stop", values)
     if planned.pick is not None:
         yield from _of_later_shards(request.counts.later, planned.pick.forecast)
         yield from estimate_of(planned.pick.forecast)

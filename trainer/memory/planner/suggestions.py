@@ -179,6 +179,38 @@ def padding_saved(
     return PaddingSaved(workload.recipe.token_chunks, peaks[1] - peaks[0], seconds[0], seconds[1])
 
 
+@dataclass(frozen=True, slots=True)
+class StopSavings:
+    """What a run needs less once all text encoders with ``stop_after`` have stopped."""
+
+    step: int
+    """Number of steps after which they have."""
+    bytes: int
+    """Bytes by which the peak of training is lower from then on."""
+    seconds: float
+    """Seconds that all later steps take less, together."""
+
+
+def stop_savings(
+    workload: Workload, device_state: DeviceState, traces: TraceLibrary, deadline: Deadline
+) -> StopSavings | None:
+    """Return what stopping text encoders saves; None if none stops within the run, or for lack of time.
+
+    Missing traces are recorded until the deadline is over.
+    """
+    stop, steps = max(workload.recipe.stops.values(), default=0), workload.recipe.steps or 1
+    if not 0 < stop < steps:
+        return None
+    stopped = replace(workload, after_stops=True)
+    shape = bounding_shapes(stopped)[0]
+    known = traces.has_steps(stopped, shape, stopped.images_at_once(shape))
+    if not known and deadline.leaves_out("after_stops"):
+        return None
+    now, then = (training_figures(each, device_state, traces) for each in (workload, stopped))
+    each_step = device_state.correction.time_factor * (now[1] - then[1])
+    return StopSavings(stop, now[0] - then[0], each_step * (steps - stop))
+
+
 def suggestions(
     workload: Workload, fit: FitConfig, device_state: DeviceState, traces: TraceLibrary, deadline: Deadline
 ) -> Iterator[Suggestion]:

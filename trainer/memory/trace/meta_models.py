@@ -205,6 +205,8 @@ def _engine_of(
     engine = assemble_engine(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
     if device == META:
         allow_first_step(engine.optimizer)
+    if workload.after_stops:
+        engine.follow_stops(max(workload.recipe.stops.values(), default=0))
     return engine
 
 

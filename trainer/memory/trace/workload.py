@@ -135,6 +135,8 @@ class Workload:
     """Number of timesteps at which the loss of each image is measured."""
     lengths: TextLengths | None = None
     """Lengths of texts outside of training; None: all are padded to the recipe's limit."""
+    after_stops: bool = False
+    """Whether the text encoders that are not trained to the end have stopped."""
 
     @property
     def trained_texts(self) -> bool:
@@ -278,6 +280,7 @@ class Workload:
             *((("lokr_factor", recipe.lokr_factor),) if recipe.lokr_factor else ()),
             *((("tlora_min_rank", recipe.tlora_min_rank),) if recipe.tlora_min_rank else ()),
             *((("ema", True),) if recipe.ema_decay else ()),
+            *((("stopped", *recipe.stops),) if self.after_stops else ()),
             *(tuple(block.model_dump().values()) for block in recipe.blocks or ()),
         )
 

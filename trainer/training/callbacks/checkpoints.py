@@ -101,6 +101,7 @@ def _tensor_names(value: Any) -> Iterator[str]:
 
 def restore(engine: Engine, saved: checkpoint.Checkpoint) -> None:
     """Restore a checkpoint into an engine with the same adapter and optimizer."""
+    engine.follow_stops(saved.step)  # first, because the saved state is only that of weights that are still trained
     engine.master_weights.load(saved.adapter)
     if engine.ema is not None:
         engine.ema.load(saved.ema)

@@ -105,6 +105,11 @@ class StepEventCallback:
         )
         if result.skipped:
             self.reporter.write(events.Skipped(step=result.step, reason=result.skipped))
+        for part, last in self.engine.job.recipe.stops.items():
+            if result.step == last < self.engine.steps:
+                name = part.replace("_", " ")
+                sentence = f"Stopped training the {name} after step {last}; it keeps encoding the captions."
+                self.reporter.notice("text_encoder.stopped", sentence)
 
 
 class SnapshotCallback:

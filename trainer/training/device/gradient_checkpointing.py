@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -23,11 +23,13 @@ def set_checkpointing(
     choice: Literal["none", "full"] | Sequence[str],
     *,
     dropouts: bool,
+    frozen: Collection[nn.Module] = (),
 ) -> None:
     """Set gradient checkpointing to ``choice``, whatever it was before; gradients stay the same.
 
-    "none": nowhere. "full": in every block of the UNet and every layer of the text encoders. A list: in these blocks of
-    the UNet, such as "down_blocks.1" or "mid_block". Call this again after a text encoder's ``eval()``, which turns
+    "none": nowhere. "full": in every block of the UNet and every layer of the text encoders, except ``frozen`` ones:
+    they compute no gradients, for which checkpointing would make them save activations. A list: in these blocks of the
+    UNet, such as "down_blocks.1" or "mid_block". Call this again after a text encoder's ``eval()``, which turns
     checkpointing off there. The random state is saved for recomputation only if there are ``dropouts``, because CUDA
     graphs cannot capture that copy. Raises JobError for a block that the UNet does not have.
     """
@@ -41,7 +43,7 @@ def set_checkpointing(
             f'Choose from {", ".join(blocks)}, or use "none" or "full".',
         )
     for encoder in text_encoders:
-        _switch_layers(encoder, on=choice == "full", dropouts=dropouts)
+        _switch_layers(encoder, on=choice == "full" and encoder not in frozen, dropouts=dropouts)
     unet.enable_gradient_checkpointing(partial(_checkpointed, dropouts=dropouts))
     for name, block in blocks.items():
         if name not in chosen:

@@ -36,11 +36,13 @@ class WeightNormLimit:
 
     @classmethod
     def create(cls, limit: float | None, adapter: Adapter, masters: MasterWeights) -> WeightNormLimit | None:
-        """Return the limit for the master weights of an adapter; None if the recipe sets none."""
+        """Return the limit for the master weights that an adapter trains; None if the recipe sets none."""
         if limit is None:
             return None
         alike: defaultdict[tuple[torch.Size, torch.Size, float], list[tuple[Parameter, Parameter]]] = defaultdict(list)
         for slot in adapter.slots:
+            if slot.part in adapter.frozen:
+                continue
             down, up = masters.masters[slot.down], masters.masters[slot.up]
             scale = adapter.alpha[slot.kohya] / adapter.rank[slot.kohya]
             alike[down.shape, up.shape, scale].append((down, up))

@@ -23,7 +23,6 @@ from trainer.training.callbacks.checkpoints import capture, is_restorable, resto
 from trainer.training.callbacks.preview import Previewer
 from trainer.training.callbacks.validation import Validator
 from trainer.training.data.loader import PrefetchCollator
-from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.device.offload import empty_cache, free_weights, is_emptied, release_at
 from trainer.training.engine import Engine, TrainingProgress
 from trainer.training.reporting.reporter import check_in_backward
@@ -208,8 +207,7 @@ class EngineManager:
         engine.job = self._use(fit)
         if engine.graphs:  # graphs recorded under the previous plan would replay that plan
             engine.graphs.forget()
-        choice, dropouts = fit.gradient_checkpointing or "none", engine.job.recipe.has_dropouts
-        set_checkpointing(engine.models.unet, engine.models.text_encoders, choice, dropouts=dropouts)
+        engine.apply_checkpointing()
 
     def _use(self, fit: FitConfig) -> Job:
         """Pass a job with ``fit`` to everything that reads fit settings, and return that job."""

@@ -26,6 +26,7 @@ from trainer.memory.planner.suggestions import RecipeChange, changed, mildest, r
 from trainer.memory.trace.deadline import Deadline
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import blocks
+from trainer.memory.trace.meta_models import empty_engine
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
 
@@ -573,6 +574,25 @@ def test_a_forecast_tells_of_every_phase(ample: PlanResult, searched: list[Exhau
     assert sum(highest.by_kind.values()) <= highest.allocated
     assert max(allocated for allocated, _ in train.timeline) == train.allocated
     assert found.flops > 0
+
+
+def test_a_plan_says_what_is_saved_once_text_encoders_stop(traces: TraceLibrary) -> None:
+    """At least gradients and AdamW's two moments of the text encoder, in fp32; nothing if it never stops."""
+
+    def planned(stop: float | None, deadline: Deadline | None = None) -> PlanResult:
+        trained = {"learning_rate": 1e-4, "rank": 64, "stop_after": stop}
+        workload = small_workload(previews=False, text_encoder=trained)
+        given, later = FitConfig(micro_batch=2), deadline or Deadline()
+        return plan(workload, given, device_state_with(AMPLE), traces, OCCASIONS, alternatives_deadline=later)
+
+    found = planned(0.4)
+    assert found.pick is not None and found.stops is not None and found.stops.step == 40
+    engine = empty_engine(small_workload(text_encoder={"learning_rate": 1e-4, "rank": 64}))
+    masters = engine.master_weights.masters.items()
+    numbers = sum(weight.numel() for key, weight in masters if engine.adapter.part_of[key] == "text_encoder")
+    assert 12 * numbers <= found.stops.bytes < found.pick.forecast.allocated
+    assert 0 < found.stops.seconds < found.pick.forecast.seconds
+    assert planned(None).stops is None and planned(100).stops is None
 
 
 def test_shapes_follow_on_each_other_in_every_order(traces: TraceLibrary) -> None:

@@ -121,6 +121,18 @@ def test_every_allocation_of_real_steps_is_traced_in_its_order(
 
 
 @pytest.mark.usefixtures("plain_kernels")
+def test_every_allocation_after_a_text_encoder_has_stopped() -> None:
+    """SDXL's first one, while the second is trained on; checkpointing would need gradients of its inputs."""
+    recipe = {**TEXT, "text_encoder": {"learning_rate": 1e-4, "stop_after": 5}}
+    subject = tiny_workload("sdxl", recipe, {"gradient_checkpointing": "full"})
+    stopped = replace(subject, after_stops=True)
+    for real, traced in both(stopped, 2):
+        assert real == traced
+    peaks = [max(accumulate(traced)) for part in (subject, stopped) for _, traced in list(both(part, 2))[:1]]
+    assert peaks[1] < peaks[0]
+
+
+@pytest.mark.usefixtures("plain_kernels")
 def test_every_allocation_in_bf16_but_for_statistics() -> None:
     """The CPU keeps the statistics of layer norms in bf16 where CUDA keeps fp32; all else is the same."""
     pictures, places = 2, (64, 16)

@@ -119,6 +119,7 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
         subject(gradient_checkpointing=["mid_block"]),
         subject(attention="efficient"),
         dataclasses.replace(subject(), masks=True),
+        dataclasses.replace(subject(), after_stops=True),
         dataclasses.replace(subject(), prediction="v"),
         dataclasses.replace(subject(), unet_config={**subject().unet_config, "layers_per_block": 1}),
     ],
@@ -131,7 +132,7 @@ def test_what_a_micro_batch_depends_on_gives_another_key(other: Workload) -> Non
     "same",
     [
         subject({"learning_rate": 5e-4, "alpha": 4.0, "seed": 7, "steps": 99, "effective_batch": 9}),
-        subject({"ema_decay": None}),
+        subject({"ema_decay": None, "text_encoder": {"stop_after": 5}}),
         subject({"weighted_captions": True}),
         subject({"objective": {"noise_offset": 0.05, "timestep_max": 500}, "schedule": {"warmup": 0.1}}),
         subject({"optimizer": {"name": "adamw", "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-6}}),
