@@ -24,6 +24,7 @@ CaptionSource = Annotated[
     Field(pattern=r"^(\.[A-Za-z0-9_-]{1,20}|metadata|filename)$", examples=[".txt", "metadata", "filename"]),
 ]
 Timestep = Annotated[int, Field(ge=0, le=999)]
+Resolution = Annotated[int, Field(ge=64, le=4096, multiple_of=8)]
 TIMESTEP_LIMITS = ("timestep_min", "timestep_max")
 SCHEMA = 3
 _Table = TypeVar("_Table", bound=Section)
@@ -70,6 +71,8 @@ class RecipeOverlay(Section):
     images: ImagesOverlay | None = None
     timestep_min: Timestep | None = None
     timestep_max: Timestep | None = None
+    resolution: int | None = None
+    """The resolution of this record; an image of a folder with several has one record for each."""
 
     def applied_to(self, recipe: RecipeConfig) -> RecipeConfig:
         """Return the recipe with this folder's settings.
@@ -81,6 +84,7 @@ class RecipeOverlay(Section):
             update={
                 "captions": _overlaid(recipe.captions, self.captions),
                 "images": _overlaid(recipe.images, self.images),
+                "resolution": self.resolution or recipe.resolution,
                 "objective": recipe.objective.model_copy(update=limits) if limits else recipe.objective,
             }
         )
@@ -130,6 +134,8 @@ class FolderConfig(Section):
     """Like dataset.masks, but for this folder; default: as in the dataset."""
     mask_folder: Text | None = None
     """Folder of masks that are named like their images (kohya: conditioning_data_dir); default: beside the images."""
+    resolutions: tuple[Resolution, ...] | None = Field(default=None, strict=False, min_length=1, max_length=8)
+    """Resolutions of these images; with several, an epoch has each image at each of them; default: as in the recipe."""
     timestep_min: int | None = Field(default=None, ge=0, le=999, title="Min timestep")
     """Like recipe.objective.timestep_min, but for this folder; default: as in the recipe."""
     timestep_max: int | None = Field(default=None, ge=0, le=999, title="Max timestep")
@@ -140,19 +146,30 @@ class FolderConfig(Section):
     """Cropping and flipping that differ from the recipe's for this folder's images."""
 
     @property
-    def overlay(self) -> RecipeOverlay | None:
-        """Return the recipe settings of this folder's images that differ from the job's; None if it has none."""
-        overlay = RecipeOverlay(
-            captions=self.captions,
-            images=self.images,
-            timestep_min=self.timestep_min,
-            timestep_max=self.timestep_max,
+    def overlays(self) -> tuple[RecipeOverlay | None, ...]:
+        """Return the settings that differ from the recipe's, for each resolution; None if none differs."""
+        overlays = (
+            RecipeOverlay(
+                captions=self.captions,
+                images=self.images,
+                timestep_min=self.timestep_min,
+                timestep_max=self.timestep_max,
+                resolution=resolution,
+            )
+            for resolution in self.resolutions or (None,)
         )
-        return overlay if overlay.stated() else None
+        return tuple(overlay if overlay.stated() else None for overlay in overlays)
 
     def recipe_from(self, recipe: RecipeConfig) -> RecipeConfig:
-        """Return the recipe of this folder's images in a job with this recipe."""
-        return self.overlay.applied_to(recipe) if self.overlay else recipe
+        """Return the recipe of this folder's images in a job with this recipe, at the first of its resolutions."""
+        overlay = self.overlays[0]
+        return overlay.applied_to(recipe) if overlay else recipe
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error for a resolution that is listed twice."""
+        sides = self.resolutions or ()
+        if len(set(sides)) < len(sides):
+            yield "resolutions", "has the same resolution twice; use repeats to train on it more often"
 
 
 class DatasetConfig(Section):
@@ -179,6 +196,11 @@ class DatasetConfig(Section):
     def has_regularization(self) -> bool:
         """Return whether any folder contains regularization images."""
         return any(folder.kind == "regularization" for folder in self.folders)
+
+    def sides(self, recipe: RecipeConfig) -> set[int]:
+        """Return all resolutions of a job with this recipe, whose resolution is resolved."""
+        own = {folder.resolutions or (recipe.resolution,) for folder in self.folders}
+        return {side for sides in own for side in sides if side is not None}
 
     def lines_of(self, folder: FolderConfig) -> Lines:
         """Return how the lines of a folder's caption files are read."""
@@ -361,7 +383,8 @@ class Job(Section):
             kind = self.recipe.adapter
             yield "fit.stream", f'cannot be used with recipe.adapter = "{kind}", which measures all base weights'
         for number, folder in enumerate(self.dataset.folders):
-            for key, reason in folder.overlay.broken_rules(self.recipe) if folder.overlay else ():
+            overlay = folder.overlays[0]
+            for key, reason in overlay.broken_rules(self.recipe) if overlay else ():
                 yield f"dataset.folders.{number}.{key}", reason
 
 

@@ -137,16 +137,22 @@ def _faults(
     if family == "sd15" and not (recipe.learning_rate or recipe.text_encoder.learning_rate):
         yield "recipe.text_encoder_2.learning_rate: SD 1.5 has no second text encoder, so nothing would be trained"
     side = recipe.resolution or NATIVE_RESOLUTION[family]
-    shortest, longest = recipe.images.bucket_min, recipe.images.bucket_max
-    if recipe.images.buckets and shortest is not None and shortest > side:
-        yield f"recipe.images.bucket_min: is {shortest}, more than the resolution of {side}; no bucket is left"
-    if recipe.images.buckets and longest is not None and longest < side:
-        yield f"recipe.images.bucket_max: is {longest}, less than the resolution of {side}; no bucket is left"
-    if recipe.images.bucket_step > side:
-        yield f"recipe.images.bucket_step: is {recipe.images.bucket_step}, more than the resolution of {side}"
+    for each in sorted({side, *job.dataset.sides(recipe)}):
+        yield from _bucket_faults(recipe.images, each)
     if prediction == "flow":
         yield from _flow_faults(job)
     yield from _machine_faults(job.fit, machine)
+
+
+def _bucket_faults(images: ImagesConfig, side: int) -> Iterator[str]:
+    """Yield the settings that leave no bucket at the resolution ``side``."""
+    shortest, longest = images.bucket_min, images.bucket_max
+    if images.buckets and shortest is not None and shortest > side:
+        yield f"recipe.images.bucket_min: is {shortest}, more than the resolution of {side}; no bucket is left"
+    if images.buckets and longest is not None and longest < side:
+        yield f"recipe.images.bucket_max: is {longest}, less than the resolution of {side}; no bucket is left"
+    if images.bucket_step > side:
+        yield f"recipe.images.bucket_step: is {images.bucket_step}, more than the resolution of {side}"
 
 
 def _flow_faults(job: Job) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,9 @@ from trainer.dataset.folders import ImageFile, Imported, Scan, scan_folders
 from trainer.dataset.image import (
     ImageRecord,
     MaskSource,
+    Size,
     choose_bucket,
+    count_files,
     crop_loss,
     enlargement,
     image_recipe,
@@ -102,9 +105,10 @@ class DatasetBuilder:
         found = any(candidate.mask_path for candidate in scan.candidates)
         self._has_masks = found or any(folder.mask_folder for folder in dataset.folders)
 
-    def images(self, progress: Progress | None) -> Iterator[tuple[ImageRecord, bytes]]:
-        """Inspect all candidates and yield the record and the fingerprint of each image that can be used.
+    def images(self, progress: Progress | None) -> Iterator[tuple[list[ImageRecord], bytes]]:
+        """Inspect all candidates and yield the records and the fingerprint of each image that can be used.
 
+        An image has a record for each resolution of its folder.
         They are inspected in parts, because the facts about a file take more memory than what is kept of them.
         """
         candidates, limit, done = self._scan.candidates, self._dataset.max_megapixels, 0
@@ -118,20 +122,41 @@ class DatasetBuilder:
             done += len(paths)
             yield from (made for candidate in part if (made := self._image(candidate)))
 
-    def _image(self, candidate: ImageFile) -> tuple[ImageRecord, bytes] | None:
-        """Return the record and the fingerprint of a candidate; None if the image must be left out."""
+    def _image(self, candidate: ImageFile) -> tuple[list[ImageRecord], bytes] | None:
+        """Return the records and the fingerprint of a candidate; None if the image must be left out."""
         facts = self._sound(candidate.path)
         if facts is None:
             return None
-        _, _, width, height = region_of(facts.width, facts.height, candidate.crop)
-        bucket = choose_bucket(width, height, self._recipe)
-        if bucket is None:
+        buckets = self._buckets(candidate, facts)
+        if not buckets:
             self._mark("image.tiny", candidate.path)
             return None
-        self._judge(candidate.path, facts, (width, height), bucket)
+        for code in file_findings(candidate.path, facts):
+            self._mark(code, candidate.path)
+        first = self._record(candidate, facts, *buckets[0])
+        others = [replace(first, bucket=bucket, overlay=overlay) for bucket, overlay in buckets[1:]]
+        return [first, *others], bytes.fromhex(facts.fingerprint)
+
+    def _buckets(self, candidate: ImageFile, facts: ImageFacts) -> list[tuple[Size, RecipeOverlay | None]]:
+        """Return the bucket and the settings at each resolution at which the image is large enough."""
+        size = region_of(facts.width, facts.height, candidate.crop)[2:]
+        found: list[tuple[Size, RecipeOverlay | None]] = []
+        codes: dict[str, None] = {}
+        for overlay in candidate.folder.overlays:
+            recipe = overlay.applied_to(self._recipe) if overlay else self._recipe
+            if bucket := choose_bucket(*size, recipe):
+                found.append((bucket, overlay))
+                codes |= dict.fromkeys(shape_findings(size, bucket, recipe))
+        for code in codes:
+            self._mark(code, candidate.path)
+        return found
+
+    def _record(
+        self, candidate: ImageFile, facts: ImageFacts, bucket: Size, overlay: RecipeOverlay | None
+    ) -> ImageRecord:
         source, mask_path, mask_id = self._mask(candidate, facts)
         folder = candidate.folder
-        record = ImageRecord(
+        return ImageRecord(
             id=facts.id,
             path=candidate.path,
             width=facts.width,
@@ -147,9 +172,8 @@ class DatasetBuilder:
             mask_id=mask_id,
             crop=candidate.crop,
             bucket=bucket,
-            overlay=folder.overlay,
+            overlay=overlay,
         )
-        return record, bytes.fromhex(facts.fingerprint)
 
     def _sound(self, path: Path) -> ImageFacts | None:
         found = self._inspected[path]
@@ -157,10 +181,6 @@ class DatasetBuilder:
             self._scan.findings.append(Finding(found.code, found.values, (path,), "error"))
             return None
         return found
-
-    def _judge(self, path: Path, facts: ImageFacts, size: tuple[int, int], bucket: tuple[int, int]) -> None:
-        for code in (*shape_findings(size, bucket, self._recipe), *file_findings(path, facts)):
-            self._mark(code, path)
 
     def _mask(self, candidate: ImageFile, facts: ImageFacts) -> tuple[MaskSource, Path | None, str | None]:
         """Return the source, path and hash of an image's mask; an unreadable mask is reported and not used."""
@@ -180,17 +200,24 @@ class DatasetBuilder:
 
 
 def record_image_findings(
-    images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], recipe: RecipeConfig, scan: Scan
+    images: Sequence[ImageRecord],
+    others: Iterable[ImageRecord],
+    alike: Iterable[Sequence[int]],
+    recipe: RecipeConfig,
+    scan: Scan,
 ) -> None:
-    """Add findings about images to the scan; `alike` contains groups of indexes of similar images."""
+    """Add findings about images to the scan; `alike` contains groups of indexes of similar images.
+
+    `others` are records of the same images at further resolutions.
+    """
     _mark_copies(images, alike, scan)
     _mark_captions(images, recipe, scan)
+    trained = [image for image in (*images, *others) if image.kind == "train"]
     shown = Counter[tuple[int, int]]()
-    for image in images:
-        if image.kind == "train":
-            shown[image.bucket] += image.repeats
+    for image in trained:
+        shown[image.bucket] += image.repeats
     lonely = {bucket for bucket, count in shown.items() if count < recipe.effective_batch and len(shown) > 1}
-    scan.marks["bucket.lonely"] += [p.path for p in images if p.kind == "train" and p.bucket in lonely]
+    scan.marks["bucket.lonely"] += dict.fromkeys(image.path for image in trained if image.bucket in lonely)
 
 
 def _mark_copies(images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], scan: Scan) -> None:
@@ -259,36 +286,40 @@ def read_dataset(
 ) -> Dataset:
     """Read and check a whole dataset; an image is hashed and decoded only if it is new or has changed.
 
-    `recipe.resolution` must be resolved, since it determines the buckets. `imported` maps images to captions from
+    `recipe.resolution` must be resolved, since it determines the buckets, but its limits of bucket sides are those that
+    the user sets, because others follow from the resolution of each folder. `imported` maps images to captions from
     another trainer's files. Unusable images are left out and reported as findings of severity "error". DatasetError is
     raised only for folders that are missing, unreadable or without images, and for damaged impasto.jsonl files.
     """
     scan = scan_folders(dataset, imported or {})
     images: list[ImageRecord] = []
+    others: list[tuple[int, ImageRecord]] = []  # records at further resolutions, with the index of their image
     fingerprints: list[bytes] = []
-    for image, fingerprint in DatasetBuilder(dataset, recipe, scan).images(progress):
+    for (image, *more), fingerprint in DatasetBuilder(dataset, recipe, scan).images(progress):
+        others += [(len(images), record) for record in more]
         images.append(image)
         fingerprints.append(fingerprint)
     scan.candidates.clear()  # all these are dropped as soon as possible, since each takes memory for every image
     groups = alike(fingerprints)
     del fingerprints
-    record_image_findings(images, groups, recipe, scan)
-    split = _hold_out(images, groups, dataset)
+    record_image_findings(images, [record for _, record in others], groups, recipe, scan)
+    chosen = _hold_out(images, groups, dataset)
+    split = (
+        replace(image, kind="validation") if place in chosen else image
+        for place, image in chain(enumerate(images), others)
+    )
     return Dataset(tuple(split), by_severity([*scan.findings, *word_marks(scan.marks)]))
 
 
-def _hold_out(
-    images: Sequence[ImageRecord], groups: Iterable[Sequence[int]], dataset: DatasetConfig
-) -> list[ImageRecord]:
-    """Return the images, some of them held out for validation; with a validation folder, "auto" holds out none."""
+def _hold_out(images: Sequence[ImageRecord], groups: Iterable[Sequence[int]], dataset: DatasetConfig) -> set[int]:
+    """Return the indexes of images to hold out for validation; with a validation folder, "auto" holds out none."""
     share = dataset.validation_share
     if share == "auto" and any(image.kind == "validation" for image in images):
-        return list(images)
+        return set()
     trained = [place for place, image in enumerate(images) if image.kind == "train"]
     within = {place: rank for rank, place in enumerate(trained)}
     kin = [[within[place] for place in group if place in within] for group in groups]
-    chosen = {trained[rank] for rank in held_out([images[place].id for place in trained], kin, share)}
-    return [replace(image, kind="validation") if place in chosen else image for place, image in enumerate(images)]
+    return {trained[rank] for rank in held_out([images[place].id for place in trained], kin, share)}
 
 
 def write_listing(path: Path, images: Iterable[ImageRecord]) -> None:
@@ -353,13 +384,7 @@ def _shared(value: Hashable) -> Hashable:
 def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = False) -> list[str]:
     """Return a description of the dataset and its epochs as lines, optionally with the first epoch's captions."""
     images = dataset.images
-    side = recipe.resolution
-    training = (
-        [f"Resolution: {side} × {side}, or other aspect ratios of the same area"]
-        if side and recipe.images.buckets
-        else []
-    )
-    lines = [*_counts(images), *training, *_buckets(images), _epoch(images, recipe)]
+    lines = [*_counts(images), *_resolutions(images, recipe), *_buckets(images), _epoch(images, recipe)]
     if show_captions:
         lines += ["", "Captions in the first epoch:", *_captions(images, recipe)]
     return lines
@@ -367,13 +392,21 @@ def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = Fa
 
 def _counts(images: Sequence[ImageRecord]) -> Iterator[str]:
     for kind, purpose in _KINDS.items():
-        repeats = [image.repeats for image in images if image.kind == kind]
-        if not repeats:
+        samples = sum(image.repeats for image in images if image.kind == kind)
+        if not (files := count_files(image for image in images if image.kind == kind)):
             continue
-        shown = f", {sum(repeats)} samples per epoch" if kind == "train" and sum(repeats) > len(repeats) else ""
-        yield f"{_plural(len(repeats), 'image')} {purpose}{shown}"
-    if masked := sum(image.mask != "none" for image in images):
-        yield f"{masked} of {_plural(len(images), 'image')} with a mask"
+        shown = f", {samples} samples per epoch" if kind == "train" and samples > files else ""
+        yield f"{_plural(files, 'image')} {purpose}{shown}"
+    if masked := count_files(image for image in images if image.mask != "none"):
+        yield f"{masked} of {_plural(count_files(images), 'image')} with a mask"
+
+
+def _resolutions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> Iterator[str]:
+    sides = sorted({image_recipe(image, recipe).resolution or 0 for image in images})
+    if recipe.images.buckets and sides:
+        squares = ", ".join(f"{side} × {side}" for side in sides)
+        one = len(sides) == 1
+        yield f"Resolution{'' if one else 's'}: {squares}, or other aspect ratios of the same area{'' if one else 's'}"
 
 
 def _buckets(images: Sequence[ImageRecord]) -> Iterator[str]:

@@ -46,7 +46,8 @@ class FolderFacts:
     caption_sources: tuple[str, ...] | None
     """Places of captions that the job sets; None for those of `caption_files.SOURCES`."""
     masks: Masks
-    overlay: RecipeOverlay | None
+    overlays: tuple[RecipeOverlay | None, ...]
+    """Settings that differ from the recipe's, for each of the folder's resolutions."""
 
 
 class FolderMarks(NamedTuple):
@@ -283,7 +284,7 @@ def _folder_facts(
         lines=dataset.lines_of(config),
         caption_sources=dataset.caption_sources_of(config),
         masks=dataset.masks_of(config),
-        overlay=config.overlay,
+        overlays=config.overlays,
     )
 
 

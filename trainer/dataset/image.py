@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ class ImageRecord:
     """One image in the dataset, as frozen in a run's listing."""
 
     id: str
-    """SHA-256 of the file in hex; identifies the image in random streams and cache keys."""
+    """SHA-256 of the file in hex; identifies the image in cache keys and, with its resolution, in random streams."""
     path: Path
     width: int
     """Width of the upright image in pixels."""
@@ -49,9 +49,20 @@ class ImageRecord:
     overlay: RecipeOverlay | None = None
     """Recipe settings of the image's folder that differ from the job's; None if there are none."""
 
+    @property
+    def stream(self) -> str:
+        """Return the sample id of the image's random streams, which differs between its resolutions."""
+        side = self.overlay and self.overlay.resolution
+        return f"{self.id}@{side}" if side else self.id
+
     def region(self) -> tuple[int, int, int, int]:
         """Return the region to train on as (left, top, width, height) in pixels of the upright image."""
         return region_of(self.width, self.height, self.crop)
+
+
+def count_files(images: Iterable[ImageRecord]) -> int:
+    """Return the number of image files; a file has a record for each of its folder's resolutions."""
+    return len({image.path for image in images})
 
 
 def image_recipe(image: ImageRecord, recipe: RecipeConfig) -> RecipeConfig:

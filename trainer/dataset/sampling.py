@@ -216,7 +216,7 @@ def caption_lengths(image: ImageRecord, recipe: RecipeConfig) -> CaptionLengths:
     usual = plain_sample(image, recipe).tokens
     if captions.wildcards or len(image.captions) > 1:
         whole = without_randomness(captions).replaced(wildcards=False)
-        stream = generator(recipe.seed, "validation", sample=image.id)  # draws nothing: nothing is left to chance
+        stream = generator(recipe.seed, "validation", sample=image.stream)  # draws nothing: nothing is left to chance
         composed = (
             compose_caption((caption,), image.trigger, image.class_words, whole, stream) for caption in image.captions
         )
@@ -246,7 +246,7 @@ def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: in
     The token warm-up gives the caption that it has in optimizer step ``step``, from 0; None: the whole one.
     """
     recipe = image_recipe(image, recipe)
-    stream = partial(generator, recipe.seed, epoch=epoch, sample=image.id, repeat=repeat)
+    stream = partial(generator, recipe.seed, epoch=epoch, sample=image.stream, repeat=repeat)
     captions, caption = recipe.captions, ""
     if not drops_captions(captions, epoch):
         warmup = (step, captions.warmup_steps(recipe.steps)) if step is not None else (0, 0)
@@ -261,7 +261,7 @@ def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: in
 def plain_sample(image: ImageRecord, recipe: RecipeConfig) -> Sample:
     """Return the validation sample of an image: center crop, no flip, no shuffling or dropout."""
     plain = without_randomness(image_recipe(image, recipe).captions)
-    stream = generator(recipe.seed, "validation", sample=image.id)
+    stream = generator(recipe.seed, "validation", sample=image.stream)
     caption = compose_caption(image.captions, image.trigger, image.class_words, plain, stream)
     window = crop_window(image, 0.5, 0.5)
     return Sample(image, 0, 0, caption, window, flip=False, tokens=padded_tokens(caption, recipe))
@@ -272,7 +272,7 @@ def measured_samples(images: Sequence[ImageRecord], recipe: RecipeConfig) -> tup
     held_out = [image for image in images if image.kind == "validation"]
     chosen = held_out or [image for image in images if image.kind == "train"]
     most = MAX_HELD_OUT if held_out else MAX_TRAINING_IMAGES
-    return tuple(plain_sample(image, recipe) for image in sorted(chosen, key=lambda p: p.id)[:most])
+    return tuple(plain_sample(image, recipe) for image in sorted(chosen, key=lambda p: p.stream)[:most])
 
 
 def crop_window(image: ImageRecord, across: float, down: float) -> Box:
@@ -325,8 +325,8 @@ def epoch_samples(images: Iterable[ImageRecord], epoch: int) -> list[tuple[Image
     seen: Counter[str] = Counter()
     showings = []
     for image in shown:
-        showings.append((image, seen[image.id]))
-        seen[image.id] += 1
+        showings.append((image, seen[image.stream]))
+        seen[image.stream] += 1
     return showings
 
 

@@ -175,14 +175,15 @@ def counts(draft: Draft, images: Iterable[ImageFolder]) -> list[int | None]:
 
 
 def samples(draft: Draft, images: Iterable[ImageFolder]) -> int | None:
-    """Return the samples per epoch, including repeats; None if a folder's images are not counted."""
+    """Return the samples per epoch, with repeats and resolutions; None if a folder's images are not counted."""
     total = 0
     for folder, count in zip(folders(draft.values), counts(draft, images), strict=True):
-        repeats = folder.get("repeats")
+        repeats, sides = folder.get("repeats"), folder.get("resolutions")
         if count is None:
             return None
         if folder.get("kind") != "validation":
-            total += count * (repeats if isinstance(repeats, int) else 1)
+            times = repeats if isinstance(repeats, int) else 1
+            total += count * times * (len(sides) if isinstance(sides, list) else 1)
     return total or None
 
 

@@ -17,7 +17,8 @@ KEYS = {re.sub(r"\[\w+\]", "", found.key): found for found in fields(Job)}
 OURS = {
     # A folder's settings are those of the recipe and the dataset, where their other names are known.
     *(key for key in KEYS if key.startswith(("dataset.folders.*.captions.", "dataset.folders.*.images."))),
-    *(f"dataset.folders.*.{name}" for name in ("lines", "caption_sources", "masks", "timestep_min", "timestep_max")),
+    *(f"dataset.folders.*.{name}" for name in ("lines", "caption_sources", "masks", "resolutions", "timestep_min",
+                                               "timestep_max")),
     "schema", "preset", "dataset.lines", "dataset.background", "dataset.linked_folders", "dataset.max_megapixels",
     "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.text_encoder_2.stop_after",
     "recipe.rank_dropout", "recipe.module_dropout",

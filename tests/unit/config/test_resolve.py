@@ -97,6 +97,7 @@ MEANS_SOMETHING_ABSENT = {
             "caption_sources",
             "masks",
             "mask_folder",
+            "resolutions",
             "timestep_min",
             "timestep_max",
             "captions",

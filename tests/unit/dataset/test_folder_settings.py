@@ -13,8 +13,17 @@ from tests.support.images import folder_of, make_picture, photograph, recipe_of
 from trainer.config.job import CaptionOverlay, DatasetConfig, FolderConfig, RecipeOverlay
 from trainer.config.load import parse_job
 from trainer.config.recipe import CaptionConfig, RecipeConfig
-from trainer.dataset.dataset import Dataset, read_dataset, read_listing, write_listing
-from trainer.dataset.sampling import EpochBatches, Sample, caption_lengths, plain_sample
+from trainer.config.resolve import Machine, resolve_job
+from trainer.dataset.dataset import Dataset, describe, read_dataset, read_listing, write_listing
+from trainer.dataset.sampling import (
+    EpochBatches,
+    Sample,
+    caption_lengths,
+    measured_samples,
+    plain_sample,
+    samples_per_epoch,
+    steps_per_epoch,
+)
 from trainer.errors import JobError
 
 TAGGED = {"shuffle": True, "keep_tokens": 1, "tag_dropout": 0.3, "suffix": "drawing"}
@@ -40,9 +49,9 @@ def read(folders: list[dict[str, Any]], recipe: RecipeConfig) -> Dataset:
 
 
 def drawn(dataset: Dataset, recipe: RecipeConfig, epochs: int = 4) -> dict[tuple[object, ...], Sample]:
-    """Return all samples of some epochs by image, epoch and repeat."""
+    """Return all samples of some epochs by image, resolution, epoch and repeat."""
     batches = (batch for epoch in range(epochs) for batch in EpochBatches(dataset.images, recipe, epoch))
-    return {(sample.image.id, sample.epoch, sample.repeat): sample for batch in batches for sample in batch}
+    return {(sample.image.stream, sample.epoch, sample.repeat): sample for batch in batches for sample in batch}
 
 
 def shown(sample: Sample) -> tuple[object, ...]:
@@ -137,6 +146,89 @@ def test_every_caption_setting_can_be_one_of_a_folder() -> None:
             CaptionOverlay.model_validate(wrong)
 
 
+@pytest.mark.parametrize("crop", ["center", "random"])
+def test_several_resolutions_are_sampled_as_jobs_of_one(tmp_path: Path, crop: str) -> None:
+    """An epoch has every image at every resolution, as with several datasets of kohya, and none shares a stream."""
+    tags, _ = two_folders(tmp_path)
+    recipe = recipe_of(64, captions=TAGGED, images={"crop": crop, "flip": True, "bucket_step": 32}, effective_batch=4)
+    both = read([{"path": str(tags), "resolutions": [96, 64], "repeats": 2}], recipe)
+    found = drawn(both, recipe)
+    expected: dict[tuple[object, ...], Sample] = {}
+    for side in (64, 96):
+        alone = read([{"path": str(tags), "resolutions": [side], "repeats": 2}], recipe)
+        expected |= drawn(alone, recipe)
+        # Its buckets are those of a job whose recipe has this resolution.
+        plain = read([{"path": str(tags)}], recipe.replaced(resolution=side))
+        assert [image.bucket for image in alone.images] == [image.bucket for image in plain.images]
+    assert len(found) == 4 * 3 * 2 * 2
+    assert {key: shown(one) for key, one in found.items()} == {key: shown(one) for key, one in expected.items()}
+    assert samples_per_epoch(both.images) == 12
+    assert steps_per_epoch(both.images, recipe) == 3
+    for batch in EpochBatches(both.images, recipe, 0):
+        assert len(batch) == 4
+
+
+def test_an_image_is_held_out_at_all_of_its_resolutions(tmp_path: Path) -> None:
+    tags, words = two_folders(tmp_path)
+    folders = [{"path": str(tags), "resolutions": [64, 96]}, {"path": str(words)}]
+    config = DatasetConfig.model_validate({"folders": folders, "validation_share": 0.34})
+    dataset = read_dataset(config, recipe_of(64))
+    held_out = {image.path for image in dataset.images if image.kind == "validation"}
+    assert len(held_out) == 2
+    assert held_out.isdisjoint(image.path for image in dataset.images if image.kind == "train")
+    measured = measured_samples(dataset.images, recipe_of(64))
+    assert len(measured) == sum(image.kind == "validation" for image in dataset.images)
+    assert [sample.image.stream for sample in measured] == sorted(sample.image.stream for sample in measured)
+
+
+def test_an_image_at_two_resolutions_is_one_image_in_the_report(tmp_path: Path) -> None:
+    tags, _ = two_folders(tmp_path)
+    Image.new("L", (168, 96), 255).save(tags / "0-masklabel.png")
+    dataset = read([{"path": str(tags), "resolutions": [64, 256]}], recipe_of(128))
+    found = {finding.code: finding for finding in dataset.findings}
+    assert "image.twice" not in found
+    assert len(found["image.small"].paths) == 3
+    lines = describe(dataset, recipe_of(128))
+    assert lines[:3] == [
+        "3 images for training, 6 samples per epoch",
+        "1 of 3 images with a mask",
+        "Resolutions: 64 × 64, 256 × 256, or other aspect ratios of the same areas",
+    ]
+    assert {image.mask_path for image in dataset.images if image.path.stem == "0"} == {tags / "0-masklabel.png"}
+
+
+def test_an_image_too_small_for_a_resolution_is_not_enlarged(tmp_path: Path) -> None:
+    photograph().resize((64, 64)).save(tmp_path / "1.png")
+    recipe = recipe_of(64, images={"max_upscale": 1.0})
+    dataset = read([{"path": str(tmp_path), "resolutions": [64, 128]}], recipe)
+    assert [image.bucket for image in dataset.images] == [(64, 64), (64, 64)]
+    assert len({image.stream for image in dataset.images}) == 2
+    (batch,) = EpochBatches(dataset.images, recipe, 0)
+    assert len(batch) == 2
+
+
+def test_the_listing_keeps_resolutions(tmp_path: Path) -> None:
+    tags, _ = two_folders(tmp_path)
+    dataset = read([{"path": str(tags), "resolutions": [64, 96]}], recipe_of(64))
+    write_listing(tmp_path / "dataset.jsonl", dataset.images)
+    listed = read_listing(tmp_path / "dataset.jsonl")
+    assert listed == dataset.images
+    assert sorted({image.stream.partition("@")[2] for image in listed}) == ["64", "96"]
+
+
+def test_limits_of_buckets_hold_at_every_resolution() -> None:
+    text = 'name = "x"\n[base]\nmodel = "owner/name"\n[[dataset.folders]]\npath = "a"\nresolutions = [256, 768]\n'
+    facts: dict[str, Any] = {"family": "sd15", "prediction": "epsilon", "zero_terminal_snr": False}
+    facts |= {"samples_per_epoch": 4, "machine": Machine("cpu", None, None, True, 2)}
+    for limit, side in (("bucket_min=320", 256), ("bucket_max=640", 768)):
+        job = parse_job(text, "job.toml", Path("/jobs"), [f"recipe.images.{limit}"])
+        with pytest.raises(JobError, match=f"the resolution of {side}; no bucket is left"):
+            resolve_job(job, **facts)
+    assert resolve_job(parse_job(text, "job.toml", Path("/jobs")), **facts).dataset.sides(RecipeConfig()) == {256, 768}
+    with pytest.raises(JobError, match="has the same resolution twice"):
+        parse_job(text, "job.toml", Path("/jobs"), ["dataset.folders.0.resolutions=[512, 512]"])
+
+
 def test_a_range_of_timesteps_is_checked_together_with_the_recipe() -> None:
     text = (
         'name = "x"\n[base]\nmodel = "owner/name"\n[[dataset.folders]]\npath = "a"\n[[dataset.folders]]\npath = "b"\n'
@@ -152,5 +244,5 @@ def test_a_range_of_timesteps_is_checked_together_with_the_recipe() -> None:
 
 def test_an_empty_table_changes_nothing(tmp_path: Path) -> None:
     folder = FolderConfig.model_validate({"path": str(tmp_path), "captions": {}, "images": {}})
-    assert folder.overlay is None
-    assert folder_of(tmp_path).folders[0].overlay is None
+    assert folder.overlays == (None,)
+    assert folder_of(tmp_path).folders[0].overlays == (None,)

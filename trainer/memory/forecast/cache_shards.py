@@ -49,7 +49,7 @@ class LaterShards:
 
 NO_LATER_SHARDS = LaterShards()
 
-_Cut = tuple[str, tuple[int, int, int, int], bool]
+_Cut = tuple[str, tuple[int, int, int, int], tuple[int, int], bool]
 
 
 def first_shard(
@@ -254,8 +254,8 @@ def _drawn(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> I
 
 
 def _cut(sample: Sample) -> _Cut:
-    """Return the identity of an encoded image: its id, its crop window, and whether it is flipped."""
-    return sample.image.id, sample.window, sample.flip
+    """Return the identity of an encoded image: its id, its crop window, its bucket, and whether it is flipped."""
+    return sample.image.id, sample.window, sample.image.bucket, sample.flip
 
 
 def _samples(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:

@@ -15,7 +15,7 @@ from trainer.config.checks import not_forecast
 from trainer.config.fit import FitConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job, PreviewConfig, PromptConfig, ReportConfig
 from trainer.config.load import changed_job, load_job
-from trainer.config.recipe import RecipeConfig
+from trainer.config.recipe import ImagesConfig, RecipeConfig
 from trainer.config.resolve import Machine, resolve_job
 from trainer.dataset.cache_keys import CacheKeys, latent_bytes, text_bytes
 from trainer.dataset.dataset import read_dataset
@@ -40,7 +40,7 @@ from trainer.host import usable_cores
 from trainer.memory.device.device_state import DeviceState, state_of_cpu, state_of_listed_gpu, state_of_local_gpu
 from trainer.memory.device.gpu_specs import find_gpu
 from trainer.memory.forecast.schedule import PhaseCounts, phase_counts
-from trainer.memory.trace.workload import Workload, workload_of_job, workload_without_base
+from trainer.memory.trace.workload import Workload, merged, workload_of_job, workload_without_base
 from trainer.protocol.places import cache_folder, free_bytes, nearest_existing
 from trainer.protocol.plan import Remark
 from trainer.protocol.run_directory import require_writable
@@ -220,7 +220,7 @@ def request_of_job(
     source = _base_facts(job.base, remarks, obstacles)
     # Reading images needs a resolved job, and resolving needs their number; this first pass assumes one.
     resolved = _resolved(job, source, device_state, ASSUMED_IMAGES)
-    images, findings = _images_of(resolved, remarks, obstacles, progress)
+    images, findings = _images_of(resolved, job.recipe.images, remarks, obstacles, progress)
     here = gpu is None or _is_here(gpu)
     if images:
         resolved = _resolved(job, source, device_state, samples_per_epoch(images))
@@ -297,8 +297,9 @@ def _resolved(job: Job, source: _BaseFacts, device_state: DeviceState, showings:
 
 def _ahead(job: Job, source: _BaseFacts) -> tuple[Workload, PhaseCounts]:
     """Return the workload and amounts of work of a job whose images are unknown; they are assumed to be square."""
-    square = workload_without_base(source.family, job.recipe, job.fit).buckets
-    workload = replace(workload_of_job(job, source, ()), buckets=square)
+    recipes = [job.recipe.replaced(resolution=side) for side in job.dataset.sides(job.recipe)]
+    squares = merged(use for recipe in recipes for use in workload_without_base(source.family, recipe, job.fit).buckets)
+    workload = replace(workload_of_job(job, source, ()), buckets=squares)
     return workload, replace(phase_counts(job, source, ()), images=ASSUMED_IMAGES, texts=ASSUMED_IMAGES, measured=8)
 
 
@@ -374,11 +375,18 @@ def _assumed(family: Family, base: BaseConfig | None = None) -> _BaseFacts:
 
 
 def _images_of(
-    job: Job, remarks: list[Remark], obstacles: list[ImpastoError], progress: Progress | None
+    job: Job,
+    written: ImagesConfig,
+    remarks: list[Remark],
+    obstacles: list[ImpastoError],
+    progress: Progress | None,
 ) -> tuple[Sequence[ImageRecord], tuple[Finding, ...]]:
-    """Return the dataset's images and findings; add a remark if there are no images to plan for."""
+    """Return the dataset's images and findings; add a remark if there are no images to plan for.
+
+    ``job`` is resolved, but ``written`` are its image settings as written: see `read_dataset`.
+    """
     try:
-        dataset = read_dataset(job.dataset, job.recipe, progress)
+        dataset = read_dataset(job.dataset, job.recipe.replaced(images=written), progress)
     except ImpastoError as error:
         obstacles.append(error)
         remarks.append(Remark("dataset.unreadable", {"images": ASSUMED_IMAGES}))

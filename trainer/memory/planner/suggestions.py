@@ -60,7 +60,8 @@ def reduced_recipes(workload: Workload) -> list[list[RecipeChange]]:
     Single changes come first, then lower resolutions, then all single changes together, at last at lower resolutions.
     """
     recipe = workload.recipe
-    singles, sides = list(_singles(recipe)), [{"resolution": side} for side in _sides(recipe)]
+    singles = list(_singles(recipe))
+    sides = [{"resolution": side} for side in _sides(recipe)] if not workload.folder_resolutions else []
     others = {key: value for group in singles[:-1] for key, value in group[-1].items()}
     together = [{**others, **last} for last in singles[-1]] if others else []
     strongest = singles[-1][-1] if singles else {}

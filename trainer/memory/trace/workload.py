@@ -137,6 +137,8 @@ class Workload:
     """Lengths of texts outside of training; None: all are padded to the recipe's limit."""
     after_stops: bool = False
     """Whether the text encoders that are not trained to the end have stopped."""
+    folder_resolutions: bool = False
+    """Whether folders have resolutions of their own, which do not follow the recipe's."""
 
     @property
     def trained_texts(self) -> bool:
@@ -338,6 +340,7 @@ def workload_of_job(job: Job, source: SourceFacts, images: Sequence[ImageRecord]
         validation_buckets=_uses(held_out),
         validation_timesteps=len(job.report.validation.timesteps),
         lengths=lengths,
+        folder_resolutions=any(folder.resolutions for folder in job.dataset.folders),
     )
 
 

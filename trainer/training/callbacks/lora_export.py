@@ -16,7 +16,7 @@ from trainer.adapter.plain_copy import plain_copy
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
 from trainer.config.methods import ADAPTERS
-from trainer.dataset.image import ImageRecord, image_recipe
+from trainer.dataset.image import ImageRecord, count_files, image_recipe
 from trainer.errors import LoraFileError, RunError
 from trainer.files.header import read_header
 from trainer.protocol import events, files
@@ -139,7 +139,6 @@ class Exporter:
     def facts(self, step: int, *, ema: bool = False) -> ExportFacts:
         """Return the metadata for this run's LoRA at ``step``, or its moving average; the same in every attempt."""
         job, source = self.job, self.source
-        kinds = Counter(image.kind for image in self.images)
         trained = [image for image in self.images if image.kind == "train"]
         triggers = dict.fromkeys(image.trigger for image in trained if image.trigger)
         captions = (
@@ -160,8 +159,8 @@ class Exporter:
             step=step,
             epoch=self._epochs(step),
             epochs=self._epochs(job.recipe.steps or 0),
-            images=kinds["train"],
-            regularization_images=kinds["regularization"],
+            images=count_files(trained),
+            regularization_images=count_files(image for image in self.images if image.kind == "regularization"),
             started_at=self._started_at(),
             trigger_words=tuple(triggers),
             buckets=Counter(image.bucket for image in trained),

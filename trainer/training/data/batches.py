@@ -161,7 +161,7 @@ class Collator:
     def stream(self, sample: Sample, purpose: Purpose) -> np.random.Generator:
         """Return the random number generator for one use of an image and one purpose, such as noise."""
         return generator(
-            self.job.recipe.seed, purpose, epoch=sample.epoch, sample=sample.image.id, repeat=sample.repeat
+            self.job.recipe.seed, purpose, epoch=sample.epoch, sample=sample.image.stream, repeat=sample.repeat
         )
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
@@ -193,7 +193,7 @@ class Collator:
         """
         latents = scale_latents(self.source.vae_config, self.cache.latents(sample)["mean"])
         seed, shape, samples = self.job.recipe.seed, tuple(latents.shape), [sample] * len(timesteps)
-        streams = (generator(seed, "validation", sample=sample.image.id, repeat=timestep) for timestep in timesteps)
+        streams = (generator(seed, "validation", sample=sample.image.stream, repeat=timestep) for timestep in timesteps)
         noise = [stream.standard_normal(shape, dtype=np.float32) for stream in streams]
         return MicroBatch(
             latents=torch.stack([latents] * len(timesteps)),

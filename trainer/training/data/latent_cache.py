@@ -63,8 +63,8 @@ def require_unchanged(images: Iterable[ImageRecord], check: Callable[[], object]
 
     Reads every file and calls ``check`` before each; ``check`` may raise to interrupt.
     """
-    stated = [(image.path, image.id) for image in images]
-    stated += [(image.mask_path, image.mask_id) for image in images if image.mask_path and image.mask_id]
+    stated = {(image.path, image.id) for image in images}  # an image may have a record for each resolution
+    stated |= {(image.mask_path, image.mask_id) for image in images if image.mask_path and image.mask_id}
 
     def is_changed(path: Path, sha256: str) -> bool:
         check()

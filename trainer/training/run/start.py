@@ -166,7 +166,8 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     recipe = resolve_job(job, samples_per_epoch=1, **facts).recipe
     # Raises for blocks without effect, before minutes of reading and encoding images.
     trained_layers(slots(source.family, source.unet_config, source.text_configs), recipe)
-    dataset = read_dataset(job.dataset, recipe, lambda done, total: reporter.phase("check", done, total))
+    as_written = recipe.replaced(images=job.recipe.images)  # limits of buckets follow each folder's resolution
+    dataset = read_dataset(job.dataset, as_written, lambda done, total: reporter.phase("check", done, total))
     for finding in dataset.findings:
         reporter.notice(finding.code, finding.sentence)
     if not any(one.kind == "train" for one in dataset.images):

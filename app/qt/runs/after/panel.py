@@ -481,5 +481,6 @@ def _heading(words: str) -> QLabel:
 def _trained_on(listing: Path) -> int:
     """Return the number of training images in `listing`, a run's file that lists its images."""
     from trainer.dataset.dataset import read_listing
+    from trainer.dataset.image import count_files
 
-    return sum(image.kind == "train" for image in read_listing(listing))
+    return count_files(image for image in read_listing(listing) if image.kind == "train")

@@ -14,8 +14,11 @@ import pytest
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
+from trainer.config.write import dump_job
 from trainer.dataset.image import ImageRecord
 from trainer.files.assets import bundled_configs
+from trainer.memory.planner.request import request_of_job
+from trainer.memory.planner.suggestions import reduced_recipes
 from trainer.memory.trace.workload import BucketUse, TracePart, Workload, workload_of_job, workload_without_base
 
 
@@ -97,6 +100,20 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
     assert (found.validation, found.validation_timesteps, found.masks) == (True, 2, False)
     assert [(prompt.width, prompt.height) for prompt in found.previews] == [(640, 512)]
     assert (found.family, found.prediction, found.zero_terminal_snr) == ("sd15", "v", True)
+
+
+def test_resolutions_of_folders_decide_the_buckets_and_no_lower_resolution_is_suggested(tmp_path: Path) -> None:
+    base = {"model": str(tmp_path / "missing"), "family": "sd15"}
+    folders = [{"path": str(tmp_path / "none"), "resolutions": [256, 768]}, {"path": str(tmp_path)}]
+    path = tmp_path / "job.toml"
+    path.write_text(dump_job(job().replaced(base=base, dataset={"folders": folders}), comments=False), encoding="utf-8")
+    workload = request_of_job(path, [], "8GB").workload  # the images are assumed, one of each resolution
+    assert [bucket.size for bucket in workload.buckets] == [(768, 768), (512, 512), (256, 256)]
+    keys = {key for group in reduced_recipes(workload) for change in group for key in change.keys}
+    assert "rank" in keys
+    assert "resolution" not in keys
+    one = request_of_job(path, ["dataset.folders.0.resolutions=[256]", "dataset.folders.1.resolutions=[64]"], "8GB")
+    assert [bucket.size for bucket in one.workload.buckets] == [(256, 256), (64, 64)]
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,8 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
     draft.set("dataset.folders.1.repeats", 10)
     counted = [ImageFolder(tmp_path / "cats", False, 3), ImageFolder(tmp_path / "dogs", True, 4)]
     assert essentials.samples(draft, counted) == 43
+    draft.set("dataset.folders.0.resolutions", [512, 768])
+    assert essentials.samples(draft, counted) == 46
     essentials.set_trigger(draft, "")
     assert essentials.trigger(draft.values) is None
     draft.close()
