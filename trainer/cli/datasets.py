@@ -118,12 +118,17 @@ def _is_kohya(path: Path) -> bool:
 def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeConfig, Imported]:
     """Read another trainer's dataset file; print the recipe settings that it implies and what is not imported."""
     from trainer.config.recipe import RecipeConfig
+    from trainer.config.resolve import flatten
     from trainer.config.toml_file import toml_value
     from trainer.dataset.importers import import_dataset
 
     imported = import_dataset(path)
     for key, value in imported.settings.items():
         echo(f"The file sets {key} = {toml_value(value)}: add that to the job.")
+    for folder in imported.folders:
+        own = folder.model_dump(include={"lines", "masks", "resolutions", "captions", "images"}, exclude_none=True)
+        for key, value in flatten(own, ""):
+            echo(f"The file sets {key} = {toml_value(value)} for {folder.path}: add that to its folder in the job.")
     echo_lines(imported.notes)
     asked = resolution or imported.settings.get("recipe.resolution") or _assumed()
     return imported.config(), checked(RecipeConfig, resolution=asked), imported.captions

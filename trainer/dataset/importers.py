@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.config.field_names import keys_called
-from trainer.config.job import DatasetConfig, FolderConfig
+from trainer.config.job import CaptionOverlay, DatasetConfig, FolderConfig, ImagesOverlay
+from trainer.config.recipe import CaptionConfig, ImagesConfig
+from trainer.config.schema import Section
 from trainer.config.toml_file import toml_value
 from trainer.dataset.caption_files import (
     SUFFIXES,
@@ -57,6 +59,17 @@ _ONETRAINER_MASKS: Mapping[str, float | bool] = {
     "unmasked_weight": 0.1,
     "normalize_masked_area_loss": False,
 }
+_RESOLUTION = "recipe.resolution"
+_TABLES: Mapping[str, tuple[type[Section], Iterable[str]]] = {
+    "recipe.captions": (CaptionConfig, CaptionOverlay.model_fields),
+    "recipe.images": (ImagesConfig, ImagesOverlay.model_fields),
+    "dataset": (DatasetConfig, ("lines", "masks")),
+}
+# Settings that each folder can have, with the values of folders that do not state them.
+_FOLDER_DEFAULTS: Mapping[str, object] = {
+    **{f"{at}.{name}": table.model_fields[name].default for at, (table, names) in _TABLES.items() for name in names},
+    "recipe.captions.secondary_separator": "",
+}
 _MOST_NOTES = 100
 _CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularization"}
 _KOHYA_FOLDER = {
@@ -85,6 +98,8 @@ class ImportedDataset:
     """Captions that are not in files next to the images, to be passed to `read_dataset`."""
     notes: list[str] = field(default_factory=list)
     """Sentences about settings that were not imported."""
+    _stated: list[dict[str, object]] = field(default_factory=list)
+    """What the file states of each folder, by dotted key of a job; see `settle`."""
 
     def config(self) -> DatasetConfig:
         """Return the dataset table for a job."""
@@ -97,12 +112,66 @@ class ImportedDataset:
         if len(self.notes) <= _MOST_NOTES and sentence not in self.notes:
             self.notes.append(sentence)
 
+    def add(self, folder: FolderConfig) -> None:
+        """Add a folder, which the settings that are stated next belong to."""
+        self.folders.append(folder)
+        self._stated.append({})
+
     def state(self, key: str, value: object, origin: str) -> None:
-        """Set a recipe key; if it already has another value, keep that and add a note, since a job has one recipe."""
-        if self.settings.setdefault(key, value) != value:
+        """Set a key of the last folder or, if folders have no such key, of the recipe.
+
+        If the recipe already has another value, it is kept and a note is added.
+        """
+        if key in _FOLDER_DEFAULTS or key == _RESOLUTION:
+            self._stated[-1][key] = value
+        elif self.settings.setdefault(key, value) != value:
             self.note(
                 f"{origin} differs between parts of the dataset; {toml_value(self.settings[key])} is used for all."
             )
+
+    def settle(self) -> None:
+        """Give the job the settings of the first folder, and each other folder those that differ.
+
+        A folder that is listed once for each of several resolutions becomes one folder with these resolutions.
+        """
+        sides = self._join_resolutions()
+        changes: list[dict[str, Any]] = [{} for _ in self.folders]
+        for key in dict.fromkeys(key for stated in self._stated for key in stated):
+            table, _, name = key.rpartition(".")
+            first = self._stated[0].get(key, _FOLDER_DEFAULTS.get(key))
+            if key in self._stated[0]:
+                (self.dataset if table == "dataset" else self.settings)[name if table == "dataset" else key] = first
+            for stated, changed in zip(self._stated, changes, strict=True):
+                value = stated.get(key, _FOLDER_DEFAULTS.get(key))
+                if value == first or key == _RESOLUTION:
+                    continue
+                if value is None:  # as in the recipe, so it cannot be switched off for one folder
+                    self.note(f"{name} differs between parts of the dataset; {toml_value(first)} is used for all.")
+                else:
+                    (changed if table == "dataset" else changed.setdefault(table.rpartition(".")[2], {}))[name] = value
+        for place, (own, changed) in enumerate(zip(sides, changes, strict=True)):
+            if own and own != [self.settings.get(_RESOLUTION)]:
+                changed["resolutions"] = own
+            self.folders[place] = self.folders[place].replaced(**changed)
+
+    def _join_resolutions(self) -> list[list[object]]:
+        """Join the folders that differ only in their resolution, and return the resolutions that each has then."""
+        folders, stated, sides = self.folders, self._stated, list[list[object]]()
+        self.folders, self._stated = [], []
+        for folder, own in zip(folders, stated, strict=True):
+            side = own.get(_RESOLUTION)
+            same = (
+                place
+                for place, (other, known) in enumerate(zip(self.folders, self._stated, strict=True))
+                if other == folder and {**known, _RESOLUTION: side} == own and side not in sides[place]
+            )
+            if (place := next(same, None)) is not None:
+                sides[place].append(side)
+                continue
+            self.folders.append(folder)
+            self._stated.append(own)
+            sides.append([side] if side is not None else [])
+        return sides
 
 
 def import_dataset(path: Path) -> ImportedDataset:
@@ -114,6 +183,7 @@ def import_dataset(path: Path) -> ImportedDataset:
     try:
         with noting_file(path):
             imported = read(path)
+            imported.settle()
             imported.config()
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as fault:
         raise DatasetError(
@@ -136,7 +206,7 @@ def _read_kohya(path: Path) -> ImportedDataset:
 
 def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
     images, masks = (folder / table["image_dir"]).absolute(), table.get("conditioning_data_dir")
-    imported.folders.append(
+    imported.add(
         FolderConfig(
             path=str(images),
             kind="regularization" if table.get("is_reg") else "train",
@@ -153,11 +223,11 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
         if missing:
             imported.note(f"{missing} images listed in {table['metadata_file']} do not exist.")
     if table.get("alpha_mask"):
-        imported.dataset["masks"] = "alpha"
+        imported.state("dataset.masks", "alpha", "alpha_mask")
     if table.get("validation_split"):
         imported.dataset["validation_share"] = table["validation_split"]
     if table.get("enable_wildcard"):
-        imported.dataset["lines"] = "variants"
+        imported.state("dataset.lines", "variants", "enable_wildcard")
     if masks or table.get("alpha_mask"):
         # sd-scripts multiplies the loss by the mask.
         imported.state("recipe.objective.unmasked_weight", 0.0, "the weight outside masks")
@@ -232,7 +302,7 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
         )
     root = (folder / concept["path"]).absolute()
     image, text = concept.get("image", {}), concept.get("text", {})
-    imported.folders.append(
+    imported.add(
         FolderConfig(
             path=str(root),
             kind=_CONCEPT_KINDS.get(kind, "train"),
@@ -243,7 +313,7 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
         )
     )
     # OneTrainer reads each line of a caption file as an alternative.
-    imported.dataset["lines"] = "variants"
+    imported.state("dataset.lines", "variants", "prompts")
     imported.state("recipe.images.flip", bool(image.get("enable_random_flip", True)), "enable_random_flip")
     crop = "random" if image.get("enable_crop_jitter", True) else "center"
     imported.state("recipe.images.crop", crop, "enable_crop_jitter")

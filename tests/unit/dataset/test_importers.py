@@ -72,6 +72,10 @@ def picture(path: Path) -> Path:
     return path
 
 
+def folder(path: Path, **keys: object) -> FolderConfig:
+    return FolderConfig.model_validate({"path": str(path), **keys})
+
+
 def imported_from(path: Path, text: str) -> ImportedDataset:
     path.write_text(text, encoding="utf-8")
     return import_dataset(path)
@@ -81,9 +85,14 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
     imported = imported_from(tmp_path / "data.toml", KOHYA)
     assert imported.folders == [
         FolderConfig(path=str(tmp_path / "dog"), repeats=5, class_words="sks dog"),
-        FolderConfig(path=str(tmp_path / "reg"), kind="regularization"),
+        folder(
+            tmp_path / "reg",
+            kind="regularization",
+            masks="alpha",
+            captions={"keep_tokens": 1, "prefix": "", "secondary_separator": ""},
+        ),
     ]
-    assert imported.dataset == {"masks": "alpha"}
+    assert imported.dataset == {}
     assert imported.settings == {
         "recipe.resolution": 624,
         "recipe.objective.unmasked_weight": 0.0,
@@ -100,9 +109,54 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
         "recipe.captions.token_warmup_min": 2,
         "recipe.captions.token_warmup_step": 0.25,
     }
-    assert len(imported.notes) == 2
+    assert len(imported.notes) == 3
     assert "color_aug" in imported.notes[0]
-    assert "keep_tokens differs" in imported.notes[1]
+    assert {note.split()[0] for note in imported.notes[1:]} == {"token_warmup_min", "token_warmup_step"}
+
+
+MULTIPLE = """
+[general]
+caption_extension = ".txt"
+flip_aug = true
+
+[[datasets]]
+resolution = 512
+  [[datasets.subsets]]
+  image_dir = "dog"
+  shuffle_caption = true
+  [[datasets.subsets]]
+  image_dir = "cat"
+
+[[datasets]]
+resolution = 768
+flip_aug = false
+  [[datasets.subsets]]
+  image_dir = "bird"
+  [[datasets.subsets]]
+  image_dir = "cat"
+  flip_aug = true
+"""
+
+
+def test_kohyas_subsets_differ_as_folders_and_a_folder_at_two_resolutions_is_one(tmp_path: Path) -> None:
+    imported = imported_from(tmp_path / "data.toml", MULTIPLE)
+    plain = {"shuffle": False}
+    assert imported.settings == {
+        "recipe.resolution": 512,
+        "recipe.images.flip": True,
+        "recipe.captions.shuffle": True,
+    }
+    assert imported.folders == [
+        folder(tmp_path / "dog"),
+        folder(tmp_path / "cat", captions=plain, resolutions=[512, 768]),
+        folder(tmp_path / "bird", captions=plain, images={"flip": False}, resolutions=[768]),
+    ]
+    assert imported.notes == []
+
+
+def test_a_subset_twice_at_one_resolution_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="same folder"):
+        imported_from(tmp_path / "data.toml", MULTIPLE.replace("resolution = 768", "resolution = 512"))
 
 
 def test_the_settings_are_valid_for_a_recipe(tmp_path: Path) -> None:
@@ -169,10 +223,14 @@ def test_kohya_metadata_through_the_toml_reaches_the_dataset(tmp_path: Path) -> 
 def test_onetrainer_concepts(tmp_path: Path) -> None:
     picture(tmp_path / "held" / "a red fox.png")
     imported = imported_from(tmp_path / "concepts.json", json.dumps(CONCEPTS))
+    defaults = {
+        "captions": {"shuffle": False, "separator": ",", "keep_tokens": 0},
+        "images": {"flip": True, "crop": "random"},
+    }
     assert imported.folders == [
         FolderConfig(path=str(tmp_path / "cats"), repeats=2, recursive=True, weight=0.5),
-        FolderConfig(path=str(tmp_path / "held"), kind="validation", repeats=2, caption_sources=("filename",)),
-        FolderConfig(path=str(tmp_path / "prior"), kind="regularization", repeats=1),
+        folder(tmp_path / "held", kind="validation", repeats=2, caption_sources=["filename"], **defaults),
+        folder(tmp_path / "prior", kind="regularization", repeats=1, **defaults),
     ]
     assert imported.dataset == {"lines": "variants"}
     assert imported.captions == {}
@@ -190,7 +248,6 @@ def test_onetrainer_concepts(tmp_path: Path) -> None:
         "9 samples",
         "prior prediction",
         "off is disabled",
-        "flip differs",
     ):
         assert word in notes
 
