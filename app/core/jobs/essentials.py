@@ -28,6 +28,8 @@ FOLDER_ADDED = QT_TRANSLATE_NOOP("Train", "adding images")
 FOLDER_REMOVED = QT_TRANSLATE_NOOP("Train", "removing images")
 PROMPT_ADDED = QT_TRANSLATE_NOOP("Train", "adding a prompt")
 PROMPT_REMOVED = QT_TRANSLATE_NOOP("Train", "removing a prompt")
+BLOCK_ADDED = QT_TRANSLATE_NOOP("Train", "adding settings of layers")
+BLOCK_REMOVED = QT_TRANSLATE_NOOP("Train", "removing settings of layers")
 TRIGGER = QT_TRANSLATE_NOOP("Train", "trigger word")
 _OF_IMAGES = ("recipe.resolution", "recipe.token_chunks")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -275,18 +275,32 @@ class SettingRow(QWidget):
         grid.setColumnStretch(1, 1)
 
 
+class TableEditor(QWidget):
+    """Editor of tables of which a job can have several, as a group of the form."""
+
+    def show_draft(self, draft: Draft) -> None:
+        """Show this job's tables."""
+        raise NotImplementedError
+
+    def matches(self, wanted: list[str]) -> bool:
+        """Return whether titles, keys and help of the settings together contain all of these lowercase words."""
+        raise NotImplementedError
+
+
 class SettingsForm(QWidget):
     """Form with a group for each table of the job; rows are created in batches so the window stays responsive."""
 
-    def __init__(self) -> None:
+    def __init__(self, lists: Mapping[str, Callable[[], TableEditor]] | None = None) -> None:
+        """Create the form; `lists` makes the editors of tables of which a job can have several, by dotted name."""
         super().__init__()
+        self._lists = lists or {}
         self.rows: dict[tuple[str, str], SettingRow] = {}
         """Rows by key and optimizer name; the name is "" for settings that are not optimizer arguments."""
         self.nothing = QLabel()
         self._groups: list[_Group] = []
         self._draft: Draft | None = None
         self._samples: int | None = None
-        self._waiting = _batches()
+        self._waiting = _batches(self._lists)
         self._words: list[str] = []
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
@@ -307,6 +321,7 @@ class SettingsForm(QWidget):
                 row.show_draft(draft)
             for group in self._groups:
                 group.show_chart(draft, samples)
+                group.show_list(draft)
         self._filter()
 
     def search(self, text: str) -> None:
@@ -329,7 +344,8 @@ class SettingsForm(QWidget):
 
     def _add(self, table: str, members: Sequence[Setting]) -> None:
         if not self._groups or self._groups[-1].table != table:
-            self._groups.append(_Group(table))
+            make = self._lists.get(table)
+            self._groups.append(_Group(table, make() if make else None))
             self._column.addWidget(self._groups[-1])
         for row in self._groups[-1].add(members):
             self.rows[row.key, row.setting.kind] = row
@@ -340,6 +356,7 @@ class SettingsForm(QWidget):
                 row.show_draft(self._draft)
         if self._draft is not None:
             self._groups[-1].show_chart(self._draft, self._samples)
+            self._groups[-1].show_list(self._draft)
         self._filter()
 
     def _on_edited(self, key: str, value: object, typing: bool) -> None:
@@ -363,9 +380,11 @@ class SettingsForm(QWidget):
 class _Group(QWidget):
     """Group of one table's settings, below the table's title."""
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, editor: TableEditor | None = None) -> None:
         super().__init__()
         self.table = table
+        self.list = editor
+        """Editor of all tables of this name, if a job can have several."""
         self.rows: list[SettingRow] = []
         self.chart: ScheduleChart | None = None
         """Chart of the learning rate in the group of its schedule."""
@@ -379,6 +398,13 @@ class _Group(QWidget):
         self._column.addWidget(heading)
         self._column.addWidget(words)
         self._column.addSpacing(4)
+        if editor is not None:
+            self._column.addWidget(editor)
+
+    def show_list(self, draft: Draft) -> None:
+        """Show the job's tables of this name, if it can have several."""
+        if self.list is not None:
+            self.list.show_draft(draft)
 
     def add(self, members: Sequence[Setting]) -> list[SettingRow]:
         """Append rows for these settings and return them."""
@@ -405,12 +431,17 @@ class _Group(QWidget):
         matching = [row.setting.kind in ("", kind) and row.matches(wanted) for row in self.rows]
         for row, fits in zip(self.rows, matching, strict=True):
             row.setVisible(fits)
+        if self.list is not None:
+            matching.append(self.list.matches(wanted))
         self.setVisible(any(matching))
         return any(matching)
 
 
-def _batches() -> Iterator[tuple[str, list[Setting]]]:
-    """Yield batches of settings, each with its table; tables that are mostly edited above the form come last."""
+def _batches(lists: Collection[str]) -> Iterator[tuple[str, list[Setting]]]:
+    """Yield batches of settings, each with its table; tables that are mostly edited above the form come last.
+
+    Each of the `lists`, of tables of which a job can have several, is an empty batch after the table that contains it.
+    """
     shown = [each for each in settings() if each.key not in _ESSENTIAL and "*" not in each.key]
     last = ("dataset", "base")
     shown.sort(key=lambda each: (each.table in last, list(tables()).index(each.table)))
@@ -418,3 +449,4 @@ def _batches() -> Iterator[tuple[str, list[Setting]]]:
         waiting = list(members)
         for start in range(0, len(waiting), _BATCH):
             yield table, waiting[start : start + _BATCH]
+        yield from ((name, []) for name in lists if name.rpartition(".")[0] == table)

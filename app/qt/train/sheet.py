@@ -22,6 +22,7 @@ from app.core.jobs.draft import Draft
 from app.core.session import Session
 from app.core.words import sentence_of
 from app.qt.theme import set_icon
+from app.qt.train.blocks import BLOCKS, BlockRows
 from app.qt.train.essentials import Essentials
 from app.qt.train.form import Line, SettingsForm
 from app.qt.widgets import center, set_message
@@ -42,7 +43,7 @@ class JobSheet(QScrollArea):
         self.name, self.state, self.fault = Line(), QLabel(), QLabel()
         self.essentials = Essentials(session)
         self.all, self.search, self.differences = QToolButton(), QLineEdit(), QLabel()
-        self.form = SettingsForm()
+        self.form = SettingsForm({BLOCKS: BlockRows})
         self._inner, self.empty_state = QWidget(), NoJobState()
         self._counting = QTimer(self)
         self._counting.setSingleShot(True)

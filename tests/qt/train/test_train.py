@@ -21,6 +21,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.jobs import job_file
 from app.core.session import Session
+from app.qt.train.blocks import BlockRows
 from app.qt.train.form import SettingRow
 from app.qt.train.page import TrainPage
 from app.qt.widgets import format_duration
@@ -229,6 +230,35 @@ def test_prompts_are_added_edited_and_removed(page: TrainPage, qtbot: QtBot) -> 
     expected = [{"prompt": "a house by a lake"}, {"prompt": "a cat on a chair", "seed": 7}]
     reaches_disk(qtbot, page, lambda values: values["report"]["previews"]["prompts"] == expected)
     assert [row.field.text() for row in prompts.rows] == ["a house by a lake", "a cat on a chair"]
+
+
+def test_blocks_are_a_table_of_the_form(page: TrainPage, window: Window, qtbot: QtBot) -> None:
+    page.sheet.all.setChecked(True)
+    page.sheet.form.finish()
+    blocks = page.sheet.form.findChild(BlockRows)
+    assert blocks is not None and blocks.isVisible() and not blocks.header.isVisible()
+    for _ in range(2):
+        blocks.add.click()
+    first, second = blocks.rows
+    assert blocks.header.isVisible() and not first.problem.isVisible()
+    type_into(qtbot, second.editors["match"], "*.attn2.*")
+    type_into(qtbot, second.editors["rank"], "")
+    assert "set rank, alpha or rate_factor too" in second.problem.text() and not first.problem.isVisible()
+    type_into(qtbot, second.editors["rate_factor"], "0.5")
+    assert not second.problem.isVisible()
+    first.remove.click()
+    expected = [{"match": "*.attn2.*", "rate_factor": 0.5}]
+    reaches_disk(qtbot, page, lambda values: values["recipe"]["blocks"] == expected)
+    assert [row.editors["match"].text() for row in blocks.rows] == ["*.attn2.*"]
+    page.sheet.search.setText("block_lr_weight")
+    assert blocks.isVisible()
+    page.sheet.search.setText("sprocket")
+    assert not blocks.isVisible()
+    page.sheet.search.setText("")
+    blocks.rows[0].remove.click()
+    reaches_disk(qtbot, page, lambda values: "blocks" not in values.get("recipe", {}))
+    window.commands["edit.undo"].trigger()
+    assert len(blocks.rows) == 1
 
 
 def test_folders_are_told_what_they_are_for(page: TrainPage, qtbot: QtBot, tmp_path: Path) -> None:
