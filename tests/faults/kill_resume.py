@@ -92,6 +92,11 @@ CASES: Mapping[str, tuple[str, ...]] = {
         *("recipe.optimizer.name=adamw", "fit.dtype=bf16", "recipe.text_encoder.stop_after=3"),
         *("fit.gradient_checkpointing=full", *LIVE),
     ),
+    "folder settings, bf16": (
+        *("recipe.optimizer.name=adamw", "fit.dtype=bf16", "dataset.folders.0.resolutions=[64,96]"),
+        *("dataset.folders.0.captions={shuffle=true,dropout=0.3}", "dataset.folders.0.images={flip=true}"),
+        "dataset.folders.0.timestep_max=400",
+    ),
     "adamw, fp16": ("recipe.optimizer.name=adamw", "fit.dtype=fp16", *LIVE, "recipe.rank=8", "recipe.alpha=4096"),
 }
 

@@ -188,8 +188,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "mask.unused": Rule(
         "warning",
-        "{files} ignored: dataset.masks turns mask files off.",
-        'Set dataset.masks = "auto" to use them, or remove them.',
+        "{files} ignored: the dataset or its folder turns mask files off.",
+        'Set its masks to "auto" to use them, or remove them.',
     ),
     "mask.size": Rule(
         "warning",
