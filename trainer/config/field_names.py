@@ -206,7 +206,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "lr_scheduler_args": "set these as keys of [recipe.schedule], such as recipe.schedule.cycles",
     "color_aug": "color augmentation is not supported",
     "face_crop_aug_range": "cropping around faces is not supported; set crops in the app",
-    "ema": "EMA is not supported; recipe.optimizer.name = \"schedulefree\" also averages weights",
     "learning_rate_scaler": "learning rates are never scaled; set the final rate",
 }  # fmt: skip
 """What to use instead of unsupported settings, by their names in other programs."""

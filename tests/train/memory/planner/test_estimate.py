@@ -72,6 +72,9 @@ def test_what_is_trained_is_counted_as_traces_have_it(tmp_path: Path, traces: Tr
     assert _trained_bytes(workload) == pytest.approx(2 * weights + moments, rel=0.01)
     half = replace(workload, recipe=workload.recipe.model_copy(update={"rank": 16, "conv_rank": 16}))
     assert _trained_bytes(half) == pytest.approx(_trained_bytes(workload) / 2, rel=0.01)
+    averaged = replace(workload, recipe=workload.recipe.model_copy(update={"ema_decay": 0.999}))
+    # In fp32, as the master weights, which are two thirds of the bytes with the working weights in bf16.
+    assert _trained_bytes(averaged) - _trained_bytes(workload) == pytest.approx(weights * 2 / 3, rel=0.01)
 
 
 @pytest.mark.parametrize(
