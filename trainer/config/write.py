@@ -22,6 +22,8 @@ from trainer.config.toml_file import toml_value
 from trainer.files.assets import asset_path
 
 WIDTH = 110
+# Their keys are those of the recipe, which are explained there.
+_FOLDER_TABLES = ("dataset.folders.*.captions", "dataset.folders.*.images")
 _PLANNERS = ("fallbacks.", "fit.int8_products")  # written by the planner and measurements, not by users
 
 
@@ -209,6 +211,10 @@ def _rest_lines(job: Job) -> Iterator[str]:
     """Yield a comment for each key that is not set: its dotted name, default and help text."""
     held = set(_held(job.model_dump(by_alias=True, exclude_unset=True), ""))
     for found in fields(Job):
+        if found.key in _FOLDER_TABLES:
+            yield f"#   [{found.key.replace('.*', '')}]  # {found.doc}"
+        if found.key.startswith(_FOLDER_TABLES):
+            continue
         key = found.key.replace(".*", ".0")
         optimizer = f"recipe.optimizer[{job.recipe.optimizer.name}]."
         key = key.replace(optimizer, "recipe.optimizer.")  # only the arguments of the job's own optimizer
