@@ -210,6 +210,7 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
             "Step 5: loss not finite with fixed noise on training images (no images held out).",
         ),
         (events.Preview(5, 0, "a.png", 1.26), "Step 5: rendered a.png in 1.3 s."),
+        (events.Preview(5, 0, "a.png", 1.26, True), "Step 5: rendered a.png from the EMA weights in 1.3 s."),
         (events.Saved(5, "a.safetensors", ""), "Step 5: wrote a.safetensors."),
         (events.CommandEvent("save", "done", "a.safetensors"), "save: done, a.safetensors."),
         (events.Notice("x", "The disk is nearly full."), "The disk is nearly full."),

@@ -157,6 +157,20 @@ def test_candidates_are_the_saved_steps_that_are_there_and_the_best_has_the_lowe
     assert found[1].images == {1: tmp_path / "samples/b.png"} and found[2].file.name == "a.safetensors"
 
 
+def test_the_moving_average_is_the_candidate_because_previews_show_it(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    saved = []
+    for step, stem in ((10, "a-step000010"), (20, "a")):
+        saved.append(events.Saved(step=step, file=f"output/{stem}.safetensors", sha256=""))
+        saved.append(events.Saved(step=step, file=f"output/{stem}-ema.safetensors", sha256="", ema=True))
+    for one in saved:
+        (tmp_path / one.file).touch()
+    found = candidates(SavedSteps(tmp_path, tuple(saved), (), ()))
+    assert [(one.file.name, one.last) for one in found] == [
+        ("a-step000010-ema.safetensors", False), ("a-ema.safetensors", True),
+    ]  # fmt: skip
+
+
 def test_without_held_out_images_the_best_candidate_has_the_lowest_loss_on_training_images(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
     saved = [events.Saved(step=step, file=f"output/a-step{step:06d}.safetensors", sha256="") for step in (10, 20)]
