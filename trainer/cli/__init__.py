@@ -14,7 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer import __version__
-from trainer.cli import datasets, doctor, drawing, job_sweep, jobs, lr_find, methods, plan, presets, queue, runs
+from trainer.cli import (
+    datasets,
+    doctor,
+    drawing,
+    job_sweep,
+    jobs,
+    lr_find,
+    methods,
+    new_job,
+    plan,
+    presets,
+    queue,
+    runs,
+)
 from trainer.cli.common import Parser, guarded, note, protect_links, quieten
 
 _DESCRIPTION = """\
@@ -74,6 +87,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"Impasto {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback when Impasto itself fails")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (jobs, queue, job_sweep, lr_find, plan, runs, datasets, drawing, presets, methods, doctor):
+    for group in (new_job, jobs, queue, job_sweep, lr_find, plan, runs, datasets, drawing, presets, methods, doctor):
         group.add_commands(commands)
     return parser

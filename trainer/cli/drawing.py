@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,29 @@ def run_render(options: argparse.Namespace) -> int:
     base, prompts = _what_to_draw(options)
     loras = [_lora(text) for text in options.lora]
     _require_files(base, [file for file, _ in loras], options.out)
+    render_images(
+        base,
+        prompts,
+        options.out,
+        loras=loras,
+        device=options.device,
+        clip_skip=options.clip_skip,
+        on_drawn=lambda done, total, file: echo(str(file)),
+    )
+    return EXIT_DONE
+
+
+def render_images(
+    base: BaseConfig,
+    prompts: Sequence[PromptConfig],
+    out: Path,
+    *,
+    loras: Sequence[tuple[Path, float]] = (),
+    device: str | None = None,
+    clip_skip: int | None = None,
+    on_drawn: Callable[[int, int, Path], None],
+) -> None:
+    """Render every prompt into ``out`` as the next free 000.png, 001.png, etc., showing progress on stderr."""
     from trainer.cli.display import open_display
 
     with open_display(sys.stderr, as_json=False) as show:
@@ -80,21 +103,29 @@ def run_render(options: argparse.Namespace) -> int:
             from trainer.training.device.out_of_memory import gpu_guard
             from trainer.training.reporting.reporter import Reporter
 
-        machine = this_machine(options.device)
+        machine = this_machine(device)
         with Reporter(show) as reporter, gpu_guard("render the image"):
             render(
                 base,
                 [LoraUse(file, strength) for file, strength in loras],
                 prompts,
-                options.out,
+                out,
                 device=torch.device(machine.device),
                 dtype=drawing_dtype(machine),
-                on_drawn=lambda done, total, file: echo(str(file)),
-                clip_skip=options.clip_skip,
+                on_drawn=on_drawn,
+                clip_skip=clip_skip,
                 progress=reporter.phase,
                 on_notice=reporter.notice,
             )
-    return EXIT_DONE
+
+
+def base_at(model: str) -> BaseConfig:
+    """Return the base that an argument names: a path relative to the current folder, a Hub id or a link."""
+    from trainer.config.base import BaseConfig
+    from trainer.config.paths import absolute, is_base_path
+
+    here = Path.cwd()
+    return checked(BaseConfig, model=absolute(model, here) if is_base_path(model, here) else model)
 
 
 def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptConfig]]:
@@ -102,19 +133,15 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
 
     Raises a JobError that names every invalid value of a section.
     """
-    from trainer.config.base import BaseConfig
     from trainer.config.fit import FitConfig
     from trainer.config.job import PromptConfig
-    from trainer.config.paths import absolute, is_base_path
     from trainer.config.recipe import RecipeConfig
 
-    here = Path.cwd()
-    model = absolute(options.base, here) if is_base_path(options.base, here) else options.base
     keys = ("negative", "width", "height", "seed", "steps", "guidance", "sampler")
     settings = {key: getattr(options, key) for key in keys}
     checked(FitConfig, device=options.device)
     checked(RecipeConfig, clip_skip=options.clip_skip)
-    return checked(BaseConfig, model=model), [checked(PromptConfig, prompt=text, **settings) for text in options.prompt]
+    return base_at(options.base), [checked(PromptConfig, prompt=text, **settings) for text in options.prompt]
 
 
 def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:

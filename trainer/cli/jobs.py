@@ -1,9 +1,8 @@
-"""Commands that create and run jobs: new, train, resume."""
+"""Commands that run jobs: train, resume."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import threading
@@ -12,18 +11,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli import words
-from trainer.cli.common import Commands, add_base, add_command, add_json, add_run, echo, engine_imports, positive
+from trainer.cli.common import Commands, add_command, add_json, add_run, engine_imports, positive
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import events, files
-from trainer.protocol.files import safe_name, valid_job_name
 from trainer.protocol.run_directory import find_run, require_writable
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from trainer.config.base import Family
-    from trainer.config.fit import FitConfig
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
 
@@ -33,18 +29,6 @@ OnEvent = Callable[[events.Event], None]
 
 def add_commands(commands: Commands) -> None:
     """Define the commands and their arguments."""
-    new = add_command(commands, "new", "write a commented job.toml for your images and this PC", run_new)
-    new.add_argument(
-        "name", metavar="NAME", help="the LoRA's name, also used for its new folder; or a folder: . or ../style"
-    )
-    add_base(new)
-    new.add_argument("--images", required=True, type=Path, help="the folder with your images")
-    new.add_argument("--trigger", help="the word that will trigger the LoRA in prompts")
-    new.add_argument("--recipe", metavar="PRESET", help="use the recipe of this preset; `presets list` lists them")
-    new.add_argument(
-        "--family", choices=("sd15", "sdxl"), help="the base's family; only needed if the base is not on this disk yet"
-    )
-
     train = add_command(commands, "train", "train the LoRA of a job; Ctrl-C pauses", run_train)
     train.add_argument("job", metavar="JOB", type=Path, help="the job.toml file")
     train.add_argument(
@@ -76,46 +60,6 @@ def add_commands(commands: Commands) -> None:
     _add_snapshot(resume)
     add_json(resume)
     _add_queued(resume)
-
-
-def run_new(options: argparse.Namespace) -> int:
-    """Create a job: write NAME/job.toml."""
-    from trainer.config.write import new_job_text
-
-    name, folder = _name_and_folder(options.name)
-    target = folder / "job.toml"
-    if target.exists():
-        sentence = f"Could not create a job: {target} already exists."
-        raise JobError("job.exists", sentence, "Choose another name, or delete that file first.")
-    family = family_of(options.base, options.family)
-    recipe = preset_recipe(options.recipe, family) if options.recipe else None
-    machine = machine_here()
-    text = new_job_text(
-        name=name,
-        base=options.base,
-        images=options.images,
-        folder=folder,
-        family=family,
-        machine=machine,
-        trigger=options.trigger,
-        count=_count_images(options.images),
-        recipe=recipe,
-        expected=_expected_fit(family, machine),
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_text(target, text)
-    echo(f"Wrote {target}. Review it, then start training: python -m trainer train {words.quoted(target)}")
-    return 0
-
-
-def _name_and_folder(text: str) -> tuple[str, Path]:
-    """Return a new job's name and folder; a name gets a new folder, a path is the folder itself."""
-    if not text.strip():
-        raise JobError("job.name", "Could not create a job: its name is empty.", 'Give it a name such as "my-style".')
-    if text in (".", "..") or any(mark and mark in text for mark in (os.sep, os.altsep)):
-        folder = Path(os.path.normpath(Path(text).expanduser()))
-        return valid_job_name(folder.resolve().name), folder
-    return text, Path(safe_name(text, "job"))
 
 
 def run_train(options: argparse.Namespace) -> int:
@@ -272,16 +216,6 @@ def family_of(base: str, stated: Family | None) -> Family | None:
     return found
 
 
-def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
-    """Return the built-in fit preset for a machine's GPU; None if there is no GPU or the family is unknown."""
-    from trainer.config.presets.library import fit_for, read_library
-
-    if family is None or machine.total_bytes is None:
-        return None
-    found = fit_for(read_library(), family, machine.total_bytes)
-    return found.preset.fit if found else None
-
-
 def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
     """Return the recipe from the preset `name` for `family`; raise JobError if the preset has no recipe."""
     from trainer.config.presets.library import preset_with_recipe
@@ -324,14 +258,6 @@ def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> Non
 
             fetch_base(model)  # raises an error that says what is missing
     require_images(wanted.dataset)
-
-
-def _count_images(folder: Path) -> int:
-    """Return the number of images in a dataset folder; raise DatasetError if there is nothing to train on."""
-    from trainer.config.job import DatasetConfig, FolderConfig
-    from trainer.dataset.folders import scan_folders
-
-    return len(scan_folders(DatasetConfig(folders=(FolderConfig(path=str(folder.absolute())),)), {}).candidates)
 
 
 def machine_here() -> Machine:

@@ -85,6 +85,8 @@ def new_job_text(
     family: Family | None,
     machine: Machine,
     trigger: str | None = None,
+    class_words: str | None = None,
+    regularization: str | None = None,
     count: int | None = None,
     recipe: RecipeConfig | None = None,
     expected: FitConfig | None = None,
@@ -92,6 +94,7 @@ def new_job_text(
     """Return the job.toml that ``trainer new`` writes to ``folder``: important settings first, with explanations.
 
     ``base`` and ``images`` are relative to the current folder, ``count`` is the number of images (None: unknown),
+    ``regularization`` is a folder of images of the class beside the job (None: there is none),
     ``family`` is None if the base is not on disk yet, ``recipe`` is a preset's (None: the default), and ``expected`` is
     the typical fit for a GPU like the one in ``machine`` (None: unknown). The text loads as a Job; paths near
     ``folder`` are relative to it.
@@ -103,7 +106,7 @@ def new_job_text(
             "schema": SCHEMA,
             "name": name,
             "base": {"model": near_path(Path(base), folder) if is_base_path(base, Path.cwd()) else base},
-            "dataset": {"folders": [{"path": near_path(images, folder)} | ({"trigger": trigger} if trigger else {})]},
+            "dataset": {"folders": _new_folders(near_path(images, folder), trigger, class_words, regularization)},
             "recipe": stated,
             "report": {"previews": {"prompts": [{"prompt": prompt} for prompt in default_prompts(trigger)]}},
         },
@@ -122,6 +125,17 @@ def new_job_text(
         *_rest_lines(job),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _new_folders(
+    images: str, trigger: str | None, class_words: str | None, regularization: str | None
+) -> list[dict[str, str]]:
+    """Return the folders of a new job: the user's images, and those of their class if there are any."""
+    words = {"class_words": class_words} if class_words else {}
+    folders = [{"path": images, **({"trigger": trigger} if trigger else {}), **words}]
+    if regularization is not None:
+        folders.append({"path": f"./{regularization}", "kind": "regularization", **words})
+    return folders
 
 
 def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.support.jobs import photographs, write_job
+from tests.support.presets import preset
 from tests.support.tiny import tiny_base
 from trainer import cli, gpu
 from trainer.cli import doctor
+from trainer.config.load import load_job
+from trainer.config.presets import library
 from trainer.memory.planner.request import request_of_job
 from trainer.protocol import events, places
 from trainer.protocol.run_directory import RunDirectory
@@ -90,6 +94,34 @@ def test_a_job_is_trained_drawn_with_and_its_cache_pruned(job, tmp_path, capsys,
     assert cli.main(["prune"]) == 0
     assert entries() == set()
     assert encoded_at_start(job, "here") == unknown
+
+
+def test_a_new_job_has_images_of_its_class_and_an_interrupted_one_the_same(job, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = next(job.parent.parent.glob("base/*.safetensors"))
+    words = ["new", "--base", str(base), "--images", str(job.parent.parent / "pictures"), "--trigger", "sks"]
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--make-reg", "2", "katze ü"])
+    assert "--make-reg needs --class" in capsys.readouterr().err
+
+    library.save_preset(preset(name="tiny", base={"family": "sd15"}, recipe={"resolution": 64}))
+    words += ["--class", "a cat", "--make-reg", "2", "--recipe", "tiny", "katze ü"]
+    assert cli.main(words) == 0
+    made = tmp_path / "katze ü"
+    first, second = sorted((made / "regularization").iterdir())
+    assert [first.name, second.name] == ["000.png", "001.png"]
+    wanted = load_job(made / "job.toml").dataset.folders
+    assert [(each.kind, each.class_words) for each in wanted] == [("train", "a cat"), ("regularization", "a cat")]
+    assert Path(wanted[1].path) == made / "regularization"
+    with Image.open(first) as image:
+        assert image.size == (64, 64)
+
+    whole = first.read_bytes(), second.read_bytes()
+    assert whole[0] != whole[1]
+    first.unlink()  # as after an interruption
+    (made / "job.toml").unlink()
+    assert cli.main(words) == 0
+    assert (first.read_bytes(), second.read_bytes()) == whole
 
 
 # What libraries have for other ends than a run's, and what only tests need: each would cost a start up to seconds.

@@ -110,7 +110,7 @@ def test_a_stopped_encoder_has_no_dropout(build: Build) -> None:
     assert not torch.equal(encoded(), encoded())
 
 
-@pytest.mark.parametrize("name", quick("adamw8bit", "prodigy", "schedulefree"))
+@pytest.mark.parametrize("name", quick("schedulefree"))
 def test_state_is_restored_before_and_after_the_stop(build: Build, name: str) -> None:
     """Also into an engine that has gone further, as after an optimizer step that ran out of memory."""
     rate = rate_of(name)
@@ -202,7 +202,7 @@ def test_a_run_says_when_an_encoder_stops(undisturbed: Trial) -> None:
     assert rates == [["text_encoder", "unet"]] * 2 + [["unet"]] * 2
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_paused_run_resumes_across_the_stop(undisturbed: Trial, place: SharedPlace, step: int) -> None:
     job = place.job()
     assert start(job, list(RUN), Watcher(stop_at(step, job))) == 75

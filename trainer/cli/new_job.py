@@ -1,0 +1,143 @@
+"""The new command: write a job for the user's images, and render regularization images of their class."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.cli import words
+from trainer.cli.common import Commands, add_base, add_command, checked, echo, positive
+from trainer.cli.drawing import base_at, render_images
+from trainer.cli.jobs import family_of, machine_here, preset_recipe
+from trainer.errors import JobError
+from trainer.protocol import files
+from trainer.protocol.files import safe_name, valid_job_name
+
+if TYPE_CHECKING:
+    from trainer.config.base import Family
+    from trainer.config.fit import FitConfig
+    from trainer.config.recipe import RecipeConfig
+    from trainer.config.resolve import Machine
+
+REGULARIZATION = "regularization"
+"""Folder of regularization images beside the job."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Define the command and its arguments."""
+    new = add_command(commands, "new", "write a commented job.toml for your images and this PC", run_new)
+    new.add_argument(
+        "name", metavar="NAME", help="the LoRA's name, also used for its new folder; or a folder: . or ../style"
+    )
+    add_base(new)
+    new.add_argument("--images", required=True, type=Path, help="the folder with your images")
+    new.add_argument("--trigger", help="the word that will trigger the LoRA in prompts")
+    new.add_argument("--recipe", metavar="PRESET", help="use the recipe of this preset; `presets list` lists them")
+    new.add_argument(
+        "--family", choices=("sd15", "sdxl"), help="the base's family; only needed if the base is not on this disk yet"
+    )
+    new.add_argument(
+        "--class",
+        dest="class_words",
+        metavar="WORDS",
+        help="what your images show in general, such as 1girl: the caption of images that have none",
+    )
+    new.add_argument(
+        "--make-reg",
+        type=positive,
+        metavar="N",
+        help="render N regularization images of the class with the base, at the training resolution; if this is "
+        "interrupted, run the same command again to render the rest",
+    )
+    new.set_defaults(refuse=new.error)
+
+
+def run_new(options: argparse.Namespace) -> int:
+    """Create a job: write NAME/job.toml, after its regularization images if there are to be any."""
+    from trainer.config.write import new_job_text
+
+    if options.make_reg and not options.class_words:
+        options.refuse("--make-reg needs --class, the words to render the images from")
+
+    name, folder = _name_and_folder(options.name)
+    target = folder / "job.toml"
+    if target.exists():
+        sentence = f"Could not create a job: {target} already exists."
+        raise JobError("job.exists", sentence, "Choose another name, or delete that file first.")
+    family = family_of(options.base, options.family)
+    recipe = preset_recipe(options.recipe, family) if options.recipe else None
+    machine = machine_here()
+    count = _count_images(options.images)
+    text = new_job_text(
+        name=name,
+        base=options.base,
+        images=options.images,
+        folder=folder,
+        family=family,
+        machine=machine,
+        trigger=options.trigger,
+        class_words=options.class_words,
+        regularization=REGULARIZATION if options.make_reg else None,
+        count=count,
+        recipe=recipe,
+        expected=_expected_fit(family, machine),
+    )
+    if options.make_reg:
+        _make_regularization(options, recipe, folder / REGULARIZATION)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_text(target, text)
+    echo(f"Wrote {target}. Review it, then start training: python -m trainer train {words.quoted(target)}")
+    return 0
+
+
+def _make_regularization(options: argparse.Namespace, recipe: RecipeConfig | None, folder: Path) -> None:
+    """Render the images of the class that the folder does not have yet.
+
+    Rendering names them 000.png, 001.png, etc., and image N has the seed N + 1, so that an interrupted command gives
+    the same images when it is repeated.
+    """
+    from trainer.config.job import PromptConfig
+
+    side = recipe.resolution if recipe else None
+    missing = [number for number in range(options.make_reg) if not (folder / f"{number:03d}.png").exists()]
+    prompts = [
+        checked(PromptConfig, prompt=options.class_words, seed=number + 1, width=side, height=side)
+        for number in missing
+    ]
+    if prompts:
+        render_images(
+            base_at(options.base),
+            prompts,
+            folder,
+            on_drawn=lambda done, total, file: echo(f"Regularization image {done} of {total}: {file}"),
+        )
+
+
+def _name_and_folder(text: str) -> tuple[str, Path]:
+    """Return a new job's name and folder; a name gets a new folder, a path is the folder itself."""
+    if not text.strip():
+        raise JobError("job.name", "Could not create a job: its name is empty.", 'Give it a name such as "my-style".')
+    if text in (".", "..") or any(mark and mark in text for mark in (os.sep, os.altsep)):
+        folder = Path(os.path.normpath(Path(text).expanduser()))
+        return valid_job_name(folder.resolve().name), folder
+    return text, Path(safe_name(text, "job"))
+
+
+def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
+    """Return the built-in fit preset for a machine's GPU; None if there is no GPU or the family is unknown."""
+    from trainer.config.presets.library import fit_for, read_library
+
+    if family is None or machine.total_bytes is None:
+        return None
+    found = fit_for(read_library(), family, machine.total_bytes)
+    return found.preset.fit if found else None
+
+
+def _count_images(folder: Path) -> int:
+    """Return the number of images in a dataset folder; raise DatasetError if there is nothing to train on."""
+    from trainer.config.job import DatasetConfig, FolderConfig
+    from trainer.dataset.folders import scan_folders
+
+    return len(scan_folders(DatasetConfig(folders=(FolderConfig(path=str(folder.absolute())),)), {}).candidates)
