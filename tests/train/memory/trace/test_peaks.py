@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import pytest
+
 from tests.support.tiny import Family
 from tests.support.traced_steps import trace_steps
 from tests.train.memory.trace.test_other_phases import subject
@@ -38,6 +40,7 @@ def test_sd15_without_checkpointing_has_its_peak_where_forward_turns() -> None:
     assert optimizer == ["end of the batch: optimizer step"]
 
 
+@pytest.mark.slow
 def test_sdxl_with_checkpointing_has_a_peak_in_every_block_there_and_back() -> None:
     micro, _ = names_of_step("sdxl", 1024, "full")
     forward = [name for name in micro if name.startswith("forward")]

@@ -107,6 +107,7 @@ def test_its_tapes_are_those_that_are_traced_here(aside: TracePrefetcher, store:
         assert np.array_equal(tape.events, own.events)
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_with_it(
     aside: TracePrefetcher, store: TraceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_every_allocation_of_real_steps_is_traced_in_its_order(
         assert max(accumulate(real)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_kernels")
 def test_every_allocation_after_a_text_encoder_has_stopped() -> None:
     """SDXL's first one, while the second is trained on; checkpointing would need gradients of its inputs."""
