@@ -53,3 +53,27 @@ def train_search(window: Window) -> QWidget:
     QApplication.processEvents()
     page.sheet.verticalScrollBar().setValue(page.sheet.search.y() - 20)
     return window
+
+
+@screen("train-layers")
+def train_layers(window: Window) -> QWidget:
+    """Show ranks of single layers, one of which is impossible."""
+    page = set_up(window)
+    assert page.draft is not None
+    blocks = [{"match": "unet.mid_block.*", "rank": 8, "rate_factor": 0.5}, {"match": "*.to_q", "rank": 0}]
+    page.draft.set("recipe.blocks", blocks)
+    page.sheet.search.setText("layers")
+    page.sheet.form.finish()
+    QApplication.processEvents()
+    page.sheet.verticalScrollBar().setValue(page.sheet.search.y() - 20)
+    return window
+
+
+@screen("train-folders")
+def train_folders(window: Window) -> QWidget:
+    """Show the settings of one folder."""
+    page = set_up(window)
+    page.sheet.essentials.images.rows[0].more.click()
+    QApplication.processEvents()
+    page.sheet.verticalScrollBar().setValue(page.sheet.essentials.images.y() - 20)
+    return window
