@@ -32,9 +32,17 @@ CONSTANT = ("recipe.schedule.kind=constant", "recipe.schedule.warmup=0")
 # Rates at which each adapter of rank 16 learns on the tiny base; the demo's is for a LoRA.
 _RATES = {"oft": "3e-3", "lokr": "3e-3"}
 _PIECES = ('recipe.schedule.step_rules="1:0.5,0.1"',)
+# CAME's first steps are about ten times larger than AdamW's, and Lion's are as large as the rate. The tests' d_coef of
+# Prodigy+ScheduleFree is for few steps.
+_OPTIMIZER_SETTINGS = {
+    "came": ("recipe.learning_rate=1e-4",),
+    "lion": ("recipe.learning_rate=2e-4",),
+    "lion8bit": ("recipe.learning_rate=2e-4",),
+    "prodigy_plus_schedulefree": ("recipe.optimizer.d_coef=2.0",),
+}
 METHODS: Mapping[str, tuple[str, ...]] = {
     **{name: (f"recipe.adapter={name}", f"recipe.learning_rate={_RATES.get(name, '1.5e-3')}") for name in ADAPTERS},
-    **{name: (*settings_of(name), *CONSTANT) for name in NAMES},
+    **{name: (*settings_of(name), *_OPTIMIZER_SETTINGS.get(name, ()), *CONSTANT) for name in NAMES},
     **{name: (f"recipe.objective.loss={name}", "recipe.objective.debiased_estimation=false") for name in LOSSES},
     **{name: (f"recipe.schedule.kind={name}", *(_PIECES if name == "piecewise" else ())) for name in SCHEDULES},
 }
