@@ -91,8 +91,8 @@ class WorkerPool(Generic[Item, Ready]):
         self._tasks.put((item, future))
         if len(self._threads) < min(self.workers, len(self._pending)):
             thread = threading.Thread(target=self._serve, name=f"{self._name}_{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)  # only now: a signal may end the run here, and `close` joins what is listed
 
     def take(self) -> Ready:
         """Return the result for the first item, or raise its error; waits until it is ready.
