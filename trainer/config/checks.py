@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.config.base import Family, Prediction
 from trainer.config.job import TIMESTEP_LIMITS, CaptionOverlay, FolderConfig, ImagesOverlay, Job
-from trainer.config.recipe import RecipeConfig, TextEncoderConfig
+from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import Section
 
 # Prodigy multiplies the rate it finds by learning_rate, which should therefore be about 1.
@@ -211,8 +211,7 @@ def _folder_without_effect(folder: FolderConfig, at: str, recipe: RecipeConfig) 
 
 
 def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
-    for name in ("text_encoder", "text_encoder_2"):
-        encoder: TextEncoderConfig = getattr(job.recipe, name)
+    for name, encoder in job.recipe.text_encoders.items():
         missing = family == "sd15" and name == "text_encoder_2"
         why = "SD 1.5 has no second text encoder" if missing else "its learning rate is 0, so it is not trained"
         yield f"recipe.{name}.learning_rate", encoder, missing, why

@@ -390,12 +390,8 @@ class Job(Section):
 
 def learning_rates(job: Job) -> dict[Part, float]:
     """Return the learning rate of each trained part, leaving out parts with rate 0."""
-    recipe = job.recipe
-    rates: dict[Part, float] = {
-        "unet": recipe.learning_rate,
-        "text_encoder": recipe.text_encoder.learning_rate,
-        "text_encoder_2": recipe.text_encoder_2.learning_rate,
-    }
+    encoders = {part: encoder.learning_rate for part, encoder in job.recipe.text_encoders.items()}
+    rates: dict[Part, float] = {"unet": job.recipe.learning_rate, **encoders}
     return {part: rate for part, rate in rates.items() if rate > 0}
 
 

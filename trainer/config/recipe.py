@@ -17,6 +17,14 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 LENGTH_KEYS = ("steps", "epochs", "images_seen")
 
 
+def _fractional_steps(section: Section, *keys: str) -> Iterator[tuple[str, str]]:
+    """Yield an error for each key whose value is neither a whole number of steps nor a share of the run below 1."""
+    for key in keys:
+        value = getattr(section, key)
+        if isinstance(value, float) and value >= 1:
+            yield key, f"is {value}: use a whole number of steps, or a share of the run below 1"
+
+
 class CaptionConfig(Section):
     """Caption processing: prefix and suffix, dropout, wildcards, kept, shuffled and dropped tags, other separators."""
 
@@ -54,9 +62,7 @@ class CaptionConfig(Section):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error for a number of warm-up steps that is not whole."""
-        length = self.token_warmup_step
-        if isinstance(length, float) and length >= 1:
-            yield "token_warmup_step", f"is {length}: use a whole number of steps, or a share of the run below 1"
+        yield from _fractional_steps(self, "token_warmup_step")
 
 
 Loss = Literal["mse", "l1", "huber", "smooth_l1", "log_cosh"]
@@ -307,10 +313,7 @@ class ScheduleConfig(Section):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for step numbers of 1 or more that are not whole, and for missing or wrong step rules."""
-        for key in ("warmup", "decay"):
-            value = getattr(self, key)
-            if isinstance(value, float) and value >= 1:
-                yield key, f"is {value}: use a whole number of steps, or a share of the run below 1"
+        yield from _fractional_steps(self, "warmup", "decay")
         if self.step_rules is None:
             if self.kind == "piecewise":
                 yield "kind", 'is "piecewise", which needs step_rules, such as 1:100,0.1:200,0.01'
@@ -342,8 +345,7 @@ class TextEncoderConfig(Section):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error for a number of steps that is not whole."""
-        if isinstance(self.stop_after, float) and self.stop_after >= 1:
-            yield "stop_after", f"is {self.stop_after}: use a whole number of steps, or a share of the run below 1"
+        yield from _fractional_steps(self, "stop_after")
 
 
 class BlockConfig(Section):
@@ -473,15 +475,16 @@ class RecipeConfig(Section):
         return self.caption_padding == "caption" and self.token_chunks > 75
 
     @property
+    def text_encoders(self) -> dict[Part, TextEncoderConfig]:
+        """Return how each text encoder is trained, also those that are not or that the family does not have."""
+        return {"text_encoder": self.text_encoder, "text_encoder_2": self.text_encoder_2}
+
+    @property
     def stops(self) -> dict[Part, int]:
         """Return the number of steps for which text encoders are trained that are not trained to the end."""
-        encoders: dict[Part, TextEncoderConfig] = {
-            "text_encoder": self.text_encoder,
-            "text_encoder_2": self.text_encoder_2,
-        }
         return {
             part: max(1, round(last * (self.steps or 1) if last < 1 else last))
-            for part, encoder in encoders.items()
+            for part, encoder in self.text_encoders.items()
             if encoder.learning_rate and (last := encoder.stop_after) is not None
         }
 
@@ -511,10 +514,9 @@ class RecipeConfig(Section):
 
     def _stop_rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error if nothing is left to train once the text encoders stop."""
-        trained = {"text_encoder": self.text_encoder, "text_encoder_2": self.text_encoder_2}
-        stops = [name for name, encoder in trained.items() if encoder.learning_rate]
-        if not self.learning_rate and stops and all(trained[name].stop_after is not None for name in stops):
-            yield f"{stops[-1]}.stop_after", "leaves nothing to train after it, because the UNet is not trained"
+        trained = {part: encoder for part, encoder in self.text_encoders.items() if encoder.learning_rate}
+        if not self.learning_rate and trained and all(each.stop_after is not None for each in trained.values()):
+            yield f"{[*trained][-1]}.stop_after", "leaves nothing to train after it, because the UNet is not trained"
 
     def _layer_rules(self) -> Iterator[tuple[str, str]]:
         """Yield errors for settings of single layers or matrices that the optimizer cannot follow."""

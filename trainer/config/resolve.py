@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Part, Prediction
+from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Prediction
 from trainer.config.fit import DEFAULT_TEXT_BATCH, FitConfig
 from trainer.config.job import Job, ReportConfig, SavingConfig
-from trainer.config.recipe import LENGTH_KEYS, ImagesConfig, RecipeConfig, TextEncoderConfig
+from trainer.config.recipe import LENGTH_KEYS, ImagesConfig, RecipeConfig
 from trainer.config.toml_file import toml_value
 from trainer.errors import JobError
 from trainer.files.architecture import NAMES
@@ -204,7 +204,7 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
             alpha=encoder.alpha or recipe.alpha,
             stop_after=stops.get(name, encoder.stop_after),
         )
-        for name, encoder in _text_encoders(recipe).items()
+        for name, encoder in recipe.text_encoders.items()
     }
     if family == "sd15":
         encoders["text_encoder_2"] = encoders["text_encoder_2"].replaced(learning_rate=0.0)
@@ -221,10 +221,6 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
         resolution=resolution,
         images=_resolve_buckets(recipe.images, resolution),
     )
-
-
-def _text_encoders(recipe: RecipeConfig) -> dict[Part, TextEncoderConfig]:
-    return {"text_encoder": recipe.text_encoder, "text_encoder_2": recipe.text_encoder_2}
 
 
 def _resolve_buckets(images: ImagesConfig, resolution: int) -> ImagesConfig:

@@ -105,7 +105,7 @@ def _singles(recipe: RecipeConfig) -> Iterator[list[dict[str, Any]]]:
     """Yield groups of changes to one setting: the optimizer, text encoders, the rank."""
     if recipe.optimizer.name == "adamw":
         yield [{"optimizer.name": "adamw8bit"}]
-    trained = [name for name in ("text_encoder", "text_encoder_2") if getattr(recipe, name).learning_rate]
+    trained = [name for name, encoder in recipe.text_encoders.items() if encoder.learning_rate]
     if trained and recipe.learning_rate:
         yield [{f"{name}.learning_rate": 0.0 for name in trained}]
     ranks = [recipe.rank >> halvings for halvings in range(1, recipe.rank.bit_length())]

@@ -208,7 +208,7 @@ class Workload:
     def at_rank(self, rank: int) -> Workload:
         """Return the workload with all parts of the LoRA at ``rank``."""
         recipe = self.recipe
-        encoders = {name: getattr(recipe, name).replaced(rank=rank) for name in ("text_encoder", "text_encoder_2")}
+        encoders = {name: encoder.replaced(rank=rank) for name, encoder in recipe.text_encoders.items()}
         return replace(self, recipe=recipe.replaced(rank=rank, conv_rank=rank, **encoders))
 
     def key(self, part: TracePart, *more: object) -> str:
