@@ -29,7 +29,6 @@ class BlockRows(TableEditor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._draft: Draft | None = None
         self.rows: list[BlockRow] = []
         self.header = _header()
         self.add = QPushButton(self.tr("Add layers"))
@@ -82,14 +81,6 @@ class BlockRows(TableEditor):
 
         self._draft.edit(essentials.BLOCK_ADDED, work)
         self.rows[-1].editors["match"].setFocus()
-
-    def _on_edited(self, key: str, value: object, typing: bool) -> None:
-        if self._draft is not None:
-            self._draft.set(key, value, typing=typing)
-
-    def _on_left(self) -> None:
-        if self._draft is not None:
-            self._draft.seal()
 
     def _on_removed(self, place: int) -> None:
         if self._draft is not None:

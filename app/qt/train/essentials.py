@@ -17,7 +17,7 @@ from app.core.words import sentence_of
 from app.qt.train.base_picker import BasePicker
 from app.qt.train.cards import RecipeCards
 from app.qt.train.folders import FolderRows
-from app.qt.train.form import Line, to_text, translated
+from app.qt.train.form import DraftEditor, Line, to_text, translated
 from app.qt.train.prompts import PromptRows
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_label, set_message
 from trainer.config.job import OutputConfig
@@ -146,13 +146,12 @@ class OutputRow(QWidget):
             self._put(str(Path(chosen)))
 
 
-class Essentials(QWidget):
+class Essentials(DraftEditor):
     """Grid of the essential settings, with labels on the left and editors on the right."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
-        self._draft: Draft | None = None
         self._presets: Sequence[PresetEntry] = ()
         self.base = BasePicker(session)
         self.images = FolderRows(session)
@@ -230,10 +229,6 @@ class Essentials(QWidget):
     def _on_trigger_edited(self, text: str) -> None:
         if self._draft is not None:
             essentials.set_trigger(self._draft, text.strip(), typing=True)
-
-    def _on_left(self) -> None:
-        if self._draft is not None:
-            self._draft.seal()
 
     def _show_faults(self, draft: Draft) -> None:
         """Show each row's problems below the row, except missing values, whose fields are visibly empty."""

@@ -22,10 +22,10 @@ from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import FOLDERS, ImageFolder
 from app.core.jobs.job_file import drop
-from app.core.jobs.settings import settings
 from app.core.session import Session
 from app.qt.theme import set_icon
-from app.qt.train.form import SettingRow, translated
+from app.qt.train.form import DraftEditor, translated
+from app.qt.train.item_settings import ItemSettings
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, ElidedLabel, SpinBox, plain_tip
 
 _KINDS = {
@@ -38,13 +38,12 @@ _ABOVE = ("path", "kind", "repeats", "trigger")
 """Keys of a folder that its row, or the essentials around it, already show."""
 
 
-class FolderRows(QWidget):
+class FolderRows(DraftEditor):
     """List of the dataset's folders, with a button that adds one."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
-        self._draft: Draft | None = None
         self.rows: list[FolderRow] = []
         self.add = QPushButton(self.tr("Add images…"))
         self.add.setAutoDefault(False)
@@ -68,7 +67,7 @@ class FolderRows(QWidget):
         while len(self.rows) < len(listed):
             row = FolderRow()
             row.edited.connect(self._change)
-            row.setting_edited.connect(self._on_setting_edited)
+            row.setting_edited.connect(self._on_edited)
             row.left.connect(self._on_left)
             row.removed.connect(self._remove)
             self._column.insertWidget(len(self.rows), row)
@@ -111,14 +110,6 @@ class FolderRows(QWidget):
         if self._draft is not None:
             self._draft.set(f"{FOLDERS}.{place}.{name}", value)
 
-    def _on_setting_edited(self, key: str, value: object, typing: bool) -> None:
-        if self._draft is not None:
-            self._draft.set(key, value, typing=typing)
-
-    def _on_left(self) -> None:
-        if self._draft is not None:
-            self._draft.seal()
-
     def _remove(self, place: int) -> None:
         if self._draft is not None:
             self._draft.edit(essentials.FOLDER_REMOVED, lambda values: drop(values, f"{FOLDERS}.{place}"))
@@ -138,14 +129,16 @@ class FolderRow(QWidget):
         super().__init__()
         self._place = 0
         self._path = ""
-        self._draft: Draft | None = None
         self.name, self.count = ElidedLabel(), QLabel()
         self.kind, self.repeats, self.more, self.remove = ComboBox(), SpinBox(), QToolButton(), QToolButton()
-        self.details: list[SettingRow] = []
-        self._inner = QVBoxLayout()
+        self._settings = ItemSettings(FOLDERS, _ABOVE, indent=24)
+        self.details = self._settings.rows
+        """Rows of the folder's other settings, if they have been opened."""
         self._build()
         self.kind.activated.connect(lambda _: self._on_kind_activated())
         self.repeats.valueChanged.connect(lambda value: self.edited.emit(self._place, "repeats", value or None))
+        self._settings.edited.connect(self.setting_edited)
+        self._settings.left.connect(self.left)
         self.more.toggled.connect(self._on_more_toggled)
         self.remove.clicked.connect(lambda: self.removed.emit(self._place))
 
@@ -177,33 +170,16 @@ class FolderRow(QWidget):
 
     def show_draft(self, draft: Draft) -> None:
         """Show the folder's other settings in this job, if they are open."""
-        self._draft = draft
-        for row in self.details:
-            row.show_draft(draft)
+        self._settings.show_draft(draft)
 
     def _on_more_toggled(self, on: bool) -> None:
-        if on and not self.details:
-            for each in settings():
-                inside = each.key.removeprefix(f"{FOLDERS}.*.")
-                if inside != each.key and inside not in _ABOVE:
-                    self._add_detail(SettingRow(each, each.key.replace("*", str(self._place))))
-        for row in self.details:
-            row.setVisible(on)
-
-    def _add_detail(self, row: SettingRow) -> None:
-        row.edited.connect(self.setting_edited)
-        row.left.connect(self.left)
-        if self._draft is not None:
-            row.show_draft(self._draft)
-        self.details.append(row)
-        self._inner.addWidget(row)
+        if on:
+            self._settings.open(self._place)
+        else:
+            self._settings.hide()
 
     def _close_details(self) -> None:
-        """Close the settings: the row is about to show another folder, and their keys contain the folder's index."""
-        for row in self.details:
-            row.hide()
-            row.deleteLater()
-        self.details.clear()
+        self._settings.clear()
         self.more.setChecked(False)
 
     def _on_kind_activated(self) -> None:
@@ -243,10 +219,8 @@ class FolderRow(QWidget):
         row.addStretch()
         for part in (self.kind, self.repeats, self.more, self.remove):
             row.addWidget(part)
-        self._inner.setContentsMargins(24, 0, 0, 0)
-        self._inner.setSpacing(0)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
         column.addLayout(row)
-        column.addLayout(self._inner)
+        column.addWidget(self._settings)

@@ -275,7 +275,23 @@ class SettingRow(QWidget):
         grid.setColumnStretch(1, 1)
 
 
-class TableEditor(QWidget):
+class DraftEditor(QWidget):
+    """Widget that edits a job: it passes what the user changes to the job's draft."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._draft: Draft | None = None
+
+    def _on_edited(self, key: str, value: object, typing: bool) -> None:
+        if self._draft is not None:
+            self._draft.set(key, value, typing=typing)
+
+    def _on_left(self) -> None:
+        if self._draft is not None:
+            self._draft.seal()
+
+
+class TableEditor(DraftEditor):
     """Editor of tables of which a job can have several, as a group of the form."""
 
     def show_draft(self, draft: Draft) -> None:
@@ -287,7 +303,7 @@ class TableEditor(QWidget):
         raise NotImplementedError
 
 
-class SettingsForm(QWidget):
+class SettingsForm(DraftEditor):
     """Form with a group for each table of the job; rows are created in batches so the window stays responsive."""
 
     def __init__(self, lists: Mapping[str, Callable[[], TableEditor]] | None = None) -> None:
@@ -298,7 +314,6 @@ class SettingsForm(QWidget):
         """Rows by key and optimizer name; the name is "" for settings that are not optimizer arguments."""
         self.nothing = QLabel()
         self._groups: list[_Group] = []
-        self._draft: Draft | None = None
         self._samples: int | None = None
         self._waiting = _batches(self._lists)
         self._words: list[str] = []
@@ -358,14 +373,6 @@ class SettingsForm(QWidget):
             self._groups[-1].show_chart(self._draft, self._samples)
             self._groups[-1].show_list(self._draft)
         self._filter()
-
-    def _on_edited(self, key: str, value: object, typing: bool) -> None:
-        if self._draft is not None:
-            self._draft.set(key, value, typing=typing)
-
-    def _on_left(self) -> None:
-        if self._draft is not None:
-            self._draft.seal()
 
     def _on_reverted(self, key: str) -> None:
         if self._draft is not None:

@@ -11,17 +11,16 @@ from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.essentials import PROMPTS
 from app.core.jobs.job_file import Values, drop, put, value_at
-from app.core.jobs.settings import settings
 from app.qt.theme import set_icon
-from app.qt.train.form import Line, SettingRow
+from app.qt.train.form import DraftEditor, Line
+from app.qt.train.item_settings import ItemSettings
 
 
-class PromptRows(QWidget):
+class PromptRows(DraftEditor):
     """List of the preview prompts, with a button that adds one."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._draft: Draft | None = None
         self.rows: list[PromptRow] = []
         self.add = QPushButton(self.tr("Add prompt"))
         self.add.setAutoDefault(False)
@@ -67,14 +66,6 @@ class PromptRows(QWidget):
         if self._draft is not None:
             self._draft.set(f"{PROMPTS}.{place}.prompt", text, typing=True)
 
-    def _on_edited(self, key: str, value: object, typing: bool) -> None:
-        if self._draft is not None:
-            self._draft.set(key, value, typing=typing)
-
-    def _on_left(self) -> None:
-        if self._draft is not None:
-            self._draft.seal()
-
     def _on_removed(self, place: int) -> None:
         if self._draft is not None:
             self._draft.edit(essentials.PROMPT_REMOVED, lambda values: drop(values, f"{PROMPTS}.{place}"))
@@ -92,38 +83,28 @@ class PromptRow(QWidget):
         super().__init__()
         self._place = place
         self.field, self.more, self.remove = Line(), QToolButton(), QToolButton()
-        self.details: list[SettingRow] = []
-        self._draft: Draft | None = None
-        self._inner = QVBoxLayout()
+        self._settings = ItemSettings(PROMPTS, ("prompt",))
+        self.details = self._settings.rows
+        """Rows of the prompt's other settings, if they have been opened."""
         self._build()
         self.field.textEdited.connect(lambda text: self.typed.emit(self._place, text))
         self.field.editingFinished.connect(self.left)
+        self._settings.edited.connect(self.edited)
+        self._settings.left.connect(self.left)
         self.more.toggled.connect(self._on_more_toggled)
         self.remove.clicked.connect(lambda: self.removed.emit(self._place))
 
     def show_draft(self, draft: Draft) -> None:
         """Show the job's prompt for this row."""
-        self._draft = draft
         prompt = draft.get(f"{PROMPTS}.{self._place}.prompt")
         self.field.show_text(prompt if isinstance(prompt, str) else "")
-        for row in self.details:
-            row.show_draft(draft)
+        self._settings.show_draft(draft)
 
     def _on_more_toggled(self, on: bool) -> None:
-        if on and not self.details:
-            for each in settings():
-                if each.table == f"{PROMPTS}.*" and not each.key.endswith(".prompt"):
-                    self._add_detail(SettingRow(each, each.key.replace("*", str(self._place))))
-        for row in self.details:
-            row.setVisible(on)
-
-    def _add_detail(self, row: SettingRow) -> None:
-        row.edited.connect(self.edited)
-        row.left.connect(self.left)
-        if self._draft is not None:
-            row.show_draft(self._draft)
-        self.details.append(row)
-        self._inner.addWidget(row)
+        if on:
+            self._settings.open(self._place)
+        else:
+            self._settings.hide()
 
     def _build(self) -> None:
         number = self._place + 1
@@ -143,13 +124,11 @@ class PromptRow(QWidget):
         line.addWidget(self.field, 1)
         line.addWidget(self.more)
         line.addWidget(self.remove)
-        self._inner.setContentsMargins(0, 0, 0, 0)
-        self._inner.setSpacing(0)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
         column.addLayout(line)
-        column.addLayout(self._inner)
+        column.addWidget(self._settings)
 
 
 def _listed(draft: Draft | None) -> list[Any]:

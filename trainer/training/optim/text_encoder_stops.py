@@ -27,7 +27,6 @@ class TextEncoderStops:
     def __init__(self, after: Mapping[Part, int], adapter: Adapter, masters: MasterWeights, optimizer: Optimizer):
         self.after = after
         """Number of steps for which each of these parts is trained."""
-        self.frozen: frozenset[Part] = frozenset()
         self._adapter = adapter
         self._masters = masters
         self._optimizer = optimizer
@@ -59,10 +58,10 @@ class TextEncoderStops:
         Parts that are trained again, after a return to an earlier step, need their optimizer state restored.
         """
         frozen = frozenset(part for part, last in self.after.items() if done >= last)
-        if frozen == self.frozen:
+        if frozen == self._adapter.frozen:
             return False
-        self._settle(frozen - self.frozen)
-        self.frozen = self._adapter.frozen = frozen
+        self._settle(frozen - self._adapter.frozen)
+        self._adapter.frozen = frozen
         for key, weight in self._masters.working.items():
             is_frozen = self._adapter.part_of[key] in frozen
             weight.requires_grad_(not is_frozen)
