@@ -173,7 +173,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "trigger.absent": Rule(
         "info",
-        "{images} without the trigger word in the caption: it is added at the front.",
+        "{images} without the trigger word in the caption.",
         "",
     ),
     "mask.missing": Rule(

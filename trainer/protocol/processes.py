@@ -2,8 +2,9 @@
 
 The server reads and writes JSON lines. A request is an object with an ``id`` (a string or number chosen by the client).
 Every answer has the id of its request and a ``state``: "done"; "cancelled" if a newer request arrived first, because
-only the newest counts; "error" with code, sentence and remedy; or a progress state of the service. An invalid line gets
-an error with its id, or with null. The process exits at the end of the input, after finishing the current request.
+only the newest counts; "error" with code, sentence, remedy and problems; or a progress state of the service. An invalid
+line gets an error with its id, or with null. The process exits at the end of the input, after finishing the current
+request.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainer.errors import ImpastoError
+from trainer.errors import ImpastoError, JobError
 from trainer.protocol.files import long_path
 from trainer.protocol.places import user_error_of
 from trainer.protocol.reading import UnusableFileError, open_file, parse_json
@@ -132,6 +133,11 @@ class ActiveRequest:
             raise SupersededError
 
 
+def error_in(answer: Request) -> ImpastoError:
+    """Return the error in an "error" answer."""
+    return JobError(answer["code"], answer["sentence"], answer["remedy"], tuple(answer["problems"]))
+
+
 Handler = Callable[[ActiveRequest], Answer]
 """Callback that processes a request and returns the fields of its "done"; may raise ImpastoError and OSError."""
 Validator = Callable[[Request], str | None]
@@ -203,7 +209,7 @@ class Server:
 
     def _refuse(self, identity: Any, error: ImpastoError) -> None:
         details = {"code": error.code, "sentence": error.sentence, "remedy": error.remedy}
-        self._say({"id": identity, "state": "error", **details})
+        self._say({"id": identity, "state": "error", **details, "problems": error.problems})
 
     def _overtaken(self) -> bool:
         """Return whether a newer request is waiting; the end of the input does not count."""

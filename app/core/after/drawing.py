@@ -13,6 +13,7 @@ from app.core.engine import ServedProcess
 from app.core.events import Emitter
 from app.core.tasks import Post
 from trainer.errors import ImpastoError, RunError
+from trainer.protocol.processes import error_in
 
 if TYPE_CHECKING:
     from app.core.runs.queue import QueueState
@@ -148,7 +149,7 @@ class RenderClient:
                 self._end(stage)
                 return
             case "error":
-                self._fail(ImpastoError(answer["code"], answer["sentence"], answer["remedy"]))
+                self._fail(error_in(answer))
                 return
         current.changed.emit(None)
 

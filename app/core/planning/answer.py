@@ -195,7 +195,7 @@ class PreflightCheck:
 
 def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | None) -> tuple[PreflightCheck, ...]:
     """Return all problems and remarks about a job, the worst first."""
-    failed = [_of_error(draft, error)] if error else []
+    failed = _of_error(draft, error) if error else ()
     found = [*_of_draft(draft), *failed, *(_of_answer(answer) if answer else ())]
     return tuple(sorted(dict.fromkeys(found), key=lambda check: _ORDER[check.severity]))
 
@@ -206,18 +206,26 @@ def _of_draft(draft: Draft) -> Iterator[PreflightCheck]:
             setting, request = _CHOICES_TO_MAKE[key]
             yield PreflightCheck("error", "", request, setting)
         else:
-            yield PreflightCheck("error", sentence_of(reason), _FIX_FIRST, key)
+            yield _of_setting(key, reason)
     for key, reason in draft.doubts.items():
         yield PreflightCheck("warning", sentence_of(reason), _UNUSUAL, key)
 
 
-def _of_error(draft: Draft, error: ImpastoError) -> PreflightCheck:
-    if error.code == "plan.family":
-        if Path(draft.base).is_absolute():
-            return PreflightCheck("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
-        # A Hub id or a link is valid, but its family is unknown until the download.
-        return PreflightCheck("warning", "", _NOT_DOWNLOADED, "base.family")
-    return _of_obstacle(error)
+def _of_setting(key: str, reason: str) -> PreflightCheck:
+    return PreflightCheck("error", sentence_of(reason), _FIX_FIRST, key)
+
+
+def _of_error(draft: Draft, error: ImpastoError) -> Iterator[PreflightCheck]:
+    if error.code == "plan.family" and Path(draft.base).is_absolute():
+        yield PreflightCheck("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
+    elif error.code == "plan.family":  # a Hub id or a link is valid, but its family is unknown until the download
+        yield PreflightCheck("warning", "", _NOT_DOWNLOADED, "base.family")
+    elif error.code == "job.unsuitable":
+        for problem in error.problems:
+            key, _, reason = problem.partition(": ")
+            yield _of_setting(key, reason)
+    else:
+        yield _of_obstacle(error)
 
 
 def _of_obstacle(error: ImpastoError | Obstacle) -> PreflightCheck:

@@ -13,6 +13,7 @@ from app.core.tasks import ExclusiveTask, Post, Tasks, handle_only
 from trainer.errors import ImpastoError
 from trainer.files.architecture import NAMES
 from trainer.protocol.plan import PlanEstimate
+from trainer.protocol.processes import error_in
 from trainer.protocol.records import build
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Forecaster:
         self._crashes = 0
         state = message.get("state")
         if state == "error":
-            self._fail(ImpastoError(message["code"], message["sentence"], message["remedy"]))
+            self._fail(error_in(message))
         elif state in ("reading", "tracing"):
             self.estimate = build(PlanEstimate, found) if (found := message.get("estimate")) else None
             self._set_state(state)

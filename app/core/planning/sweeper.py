@@ -10,6 +10,7 @@ from app.core.planning.forecaster import ForecastRequest
 from app.core.tasks import Post
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import ImpastoError
+from trainer.protocol.processes import error_in
 from trainer.protocol.sweep import Sweep, SweepPoint, sweep_from
 
 SweepState = Literal["idle", "asked", "reading", "tracing", "done", "failed"]
@@ -50,7 +51,7 @@ class Sweeper:
     def _on_answered(self, message: dict[str, Any]) -> None:
         state = message.get("state")
         if state == "error":
-            self._set("failed", ImpastoError(message["code"], message["sentence"], message["remedy"]))
+            self._set("failed", error_in(message))
         elif state in ("reading", "tracing"):
             self._set(state)
         elif state == "done":

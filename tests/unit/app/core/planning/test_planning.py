@@ -71,6 +71,18 @@ def test_the_pick_comes_before_the_whole_and_an_error_in_words(desk: Desk, job: 
     assert forecaster.stale and forecaster.answer is answer  # kept, as it says what was
 
 
+def test_settings_that_do_not_suit_the_base_are_problems_of_their_own_keys(desk: Desk, job: Path) -> None:
+    text = job.read_text(encoding="utf-8").replace("[recipe.images]\n", "[recipe.images]\nbucket_min = 768\n")
+    job.write_text(text, encoding="utf-8")
+    draft = opened(job, desk.tasks)
+    desk.forecaster.ask(ForecastRequest(job, "8GB"))
+    desk.wait(desk.ended)
+    checks = preflight(draft, None, desk.forecaster.error)
+    assert [check.key for check in checks] == ["recipe.images.bucket_min"]
+    assert checks[0].severity == "error"
+    assert checks[0].sentence == "Is 768, more than the resolution of 512; no bucket is left."
+
+
 def test_what_stands_in_the_way_is_said_in_words_of_the_app(desk: Desk, job: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with job.open("a", encoding="utf-8") as file:
