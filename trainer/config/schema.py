@@ -70,6 +70,13 @@ def require_value(value: _Value | None) -> _Value:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistryNames:
+    """Annotation of a text that must be one of a registry's names, which are too many to list in messages."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KeyDescription:
     """Description of one key of a job."""
 
@@ -86,6 +93,8 @@ class KeyDescription:
     """Type annotation of the field."""
     title: str = ""
     """Label in forms; empty if it is derived from the key."""
+    names: tuple[str, ...] = ()
+    """All texts that are allowed, if they are a registry's names; empty for other keys."""
 
 
 def fields(section: type[Section], prefix: str = "") -> Iterator[KeyDescription]:
@@ -99,7 +108,8 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[KeyDescription]
         default = None if field.default is PydanticUndefined else field.default
         doc = field.description or ""
         words = values_text(field.annotation, field)
-        yield KeyDescription(key, words, default, field.is_required(), doc, field.annotation, field.title or "")
+        title, required = field.title or "", field.is_required()
+        yield KeyDescription(key, words, default, required, doc, field.annotation, title, _registry(field))
         kinds = sections_in(field.annotation)
         if len(kinds) > 1:
             names = choices(field.annotation)
@@ -112,6 +122,10 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[KeyDescription]
                 yield from (each for each in inside if not each.key.endswith("].name"))
         elif kinds:
             yield from fields(kinds[0], f"{key}.*." if _is_list(field.annotation) else f"{key}.")
+
+
+def _registry(field: FieldInfo) -> tuple[str, ...]:
+    return next((each.names for each in field.metadata if isinstance(each, RegistryNames)), ())
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:

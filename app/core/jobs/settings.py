@@ -159,7 +159,7 @@ def _setting(found: KeyDescription) -> Setting:
     kind = re.search(r"\[(.*?)\]", found.key)
     key = re.sub(r"\[.*?\]", "", found.key)
     default = list(found.default) if isinstance(found.default, tuple) else found.default
-    parts = tuple(_parts(found.annotation))
+    parts = found.names or tuple(_parts(found.annotation))
     return Setting(key, kind[1] if kind else "", found.values, default, found.doc, parts, found.title)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtCore import QPoint, QSize, Qt, QTimer
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import (
     QFrame,
@@ -32,6 +32,8 @@ _MAX_WIDTH = 820
 """Maximum width of the sheet in logical pixels; longer lines of text would be hard to read."""
 _MIN_WIDTH = 500
 _COUNT_MS = 200
+_ABOVE_SEARCH = 12
+"""Space that is left above the search row when the settings are scrolled into view."""
 
 
 class JobSheet(QScrollArea):
@@ -48,12 +50,16 @@ class JobSheet(QScrollArea):
         self._counting = QTimer(self)
         self._counting.setSingleShot(True)
         self._counting.setInterval(_COUNT_MS)
+        self._bringing_up_settings = False
+        """Whether the settings are still being scrolled into view; the form adds its rows little by little."""
         self._build()
         self._counting.timeout.connect(self.essentials.refresh)
         self.name.textEdited.connect(self._on_name_edited)
         self.name.editingFinished.connect(self._on_editing_finished)
         self.all.toggled.connect(self._on_all_toggled)
         self.search.textChanged.connect(self._on_search_changed)
+        self.verticalScrollBar().rangeChanged.connect(self._on_range_changed)
+        self.verticalScrollBar().actionTriggered.connect(self._on_scrolled_by_user)
 
     def show_draft(self, draft: Draft | None) -> None:
         """Show this job (None: the empty state), scrolled to the top."""
@@ -99,7 +105,7 @@ class JobSheet(QScrollArea):
 
     def find_setting(self) -> None:
         """Focus the search field."""
-        self.ensureWidgetVisible(self.search, 0, 200)
+        self._bring_up_settings()
         self.search.setFocus()
         self.search.selectAll()
 
@@ -122,11 +128,29 @@ class JobSheet(QScrollArea):
         if on:
             self.form.show_draft(self._draft, self.essentials.length.samples)
             self.form.begin()
+            self._bring_up_settings()
+        else:
+            self._bringing_up_settings = False
 
     def _on_search_changed(self, text: str) -> None:
         self.form.search(text)
         if text.strip():
             self.all.setChecked(True)
+            self._bring_up_settings()
+
+    def _bring_up_settings(self) -> None:
+        """Scroll down until the search row is at the top, so that the settings below it are in view."""
+        bar = self.verticalScrollBar()
+        target = self.all.mapTo(self._inner, QPoint(0, -_ABOVE_SEARCH)).y()
+        bar.setValue(max(bar.value(), target))
+        self._bringing_up_settings = bar.value() < target
+
+    def _on_range_changed(self) -> None:
+        if self._bringing_up_settings:
+            self._bring_up_settings()
+
+    def _on_scrolled_by_user(self) -> None:
+        self._bringing_up_settings = False
 
     def _show_differences(self, draft: Draft) -> None:
         count, preset = len(draft.differences), draft.origin.preset

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QFileDialog, QLabel, QLineEdit, QMessageBox
+from PySide6.QtWidgets import QAbstractSlider, QComboBox, QFileDialog, QLabel, QLineEdit, QMessageBox
 from pytestqt.qtbot import QtBot
 
 from app.core.jobs import job_file
@@ -106,11 +106,15 @@ def test_what_is_typed_is_judged_beside_the_field_and_on_disk_within_a_second(pa
 def test_arguments_of_another_optimizer_are_typed_and_judged(page: TrainPage, qtbot: QtBot) -> None:
     assert page.draft is not None
     page.draft.set("recipe.optimizer.name", "other")
+    names = row_of(page, "recipe.optimizer.optimizer", "other").editor
+    assert isinstance(names, QComboBox) and names.currentText() == "ademamix"
+    names.setCurrentText("lamb")
+    names.activated.emit(names.currentIndex())
     row = row_of(page, "recipe.optimizer.args", "other")
     type_into(qtbot, row.editor, "betas = [0.9, 0.95], weight_dcay = 0.1")
     assert "did you mean weight_decay?" in row.hint.text() and row.hint.property("role") == "bad"
     type_into(qtbot, row.editor, "betas = [0.9, 0.95], weight_decay = 0.1")
-    expected = {"name": "other", "args": {"betas": [0.9, 0.95], "weight_decay": 0.1}}
+    expected = {"name": "other", "optimizer": "lamb", "args": {"betas": [0.9, 0.95], "weight_decay": 0.1}}
     reaches_disk(qtbot, page, lambda values: values["recipe"]["optimizer"] == expected)
     assert row.hint.text() == row.setting.doc
     page.draft.set("recipe.optimizer.args", {"weight_decay": 0.2})
@@ -217,6 +221,21 @@ def test_the_search_finds_settings_by_name_key_and_help(page: TrainPage, qtbot: 
     assert found("weight decay") == {"recipe.optimizer.weight_decay"}  # of the one optimizer that is chosen
     assert found("sprocket") == set() and form.nothing.isVisible() and "sprocket" in form.nothing.text()
     assert len(found("")) > 80
+
+
+def test_what_the_search_finds_is_scrolled_into_view(page: TrainPage, qtbot: QtBot) -> None:
+    sheet = page.sheet
+    qtbot.keyClicks(sheet.search, "vae_encode_tiling")
+    row = row_of(page, "fit.vae_encode_tiling")
+    qtbot.waitUntil(lambda: sheet.viewport().rect().contains(row.mapTo(sheet.viewport(), row.rect().center())))
+    sheet.search.clear()
+    sheet.all.setChecked(False)
+    sheet.verticalScrollBar().setValue(0)
+    sheet.all.click()
+    qtbot.waitUntil(lambda: 0 <= sheet.all.mapTo(sheet.viewport(), sheet.all.rect().topLeft()).y() < 20)
+    sheet.verticalScrollBar().triggerAction(QAbstractSlider.SliderAction.SliderToMinimum)
+    sheet.form.finish()
+    assert sheet.verticalScrollBar().value() == 0  # where the user scrolled to
 
 
 def test_prompts_are_added_edited_and_removed(page: TrainPage, qtbot: QtBot) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from trainer.config.methods import FP32, MasterWeight, OptimizerMethod, StepWork
 from trainer.config.optimizers.section import OptimizerSection
-from trainer.config.schema import nearest
+from trainer.config.schema import RegistryNames, nearest
 
 _DECAY = "weight_decay weight_decouple fixed_decay"
 _ADV = "cautious_wd orthogonal_gradient spectral_normalization centered_wd centered_wd_mode nnmf_factor vector_reshape"
@@ -233,7 +233,9 @@ class OtherConfig(OptimizerSection):
     )
     name: Literal["other"] = "other"
     """Another optimizer of pytorch-optimizer or adv-optm."""
-    optimizer: str = Field(default="ademamix", max_length=40, examples=["ademamix"], title="Other optimizer")
+    optimizer: Annotated[str, RegistryNames(tuple(sorted(OTHERS)))] = Field(
+        default="ademamix", max_length=40, examples=["ademamix"], title="Other optimizer"
+    )
     """Name of its class in lowercase, such as lamb or muon_adv; `python -m trainer methods` lists all."""
     args: dict[str, Any] = Field(default={}, max_length=20, title="Arguments")
     """Its arguments (kohya: optimizer_args), such as {weight_decay = 0.1}; all others have the library's defaults."""
