@@ -163,7 +163,7 @@ ADAPTERS: Mapping[str, Method] = {
         "OFT",
         "Rotates blocks of each layer's outputs, so that the strength of the base's features stays.",
         "Qiu et al. 2023; diag-oft of LyCORIS",
-        loads_in=f"ComfyUI, Forge and A1111; {_COPY}",
+        loads_in=f"ComfyUI and A1111; {_COPY}",
     ),
 }
 """Values of recipe.adapter."""
