@@ -31,21 +31,10 @@ from trainer.adapter.products import (
     recomputed,
     without_bias,
 )
+from trainer.config.methods import factorization
 from trainer.config.recipe import AdapterKind, RecipeConfig
 
 Shapes = Mapping[str, Sequence[int]]
-
-
-def factorization(number: int, factor: int | None = None) -> tuple[int, int]:
-    """Return two factors of a number, the smaller one first and not above `factor`, that are as close as possible.
-
-    Without `factor` they are as close as possible to the square root. As in LyCORIS (functional/general.py).
-    """
-    if factor is not None and number % factor == 0:
-        return min(factor, number // factor), max(factor, number // factor)
-    limit = math.isqrt(number) if factor is None else min(factor, math.isqrt(number))
-    smaller = next(divisor for divisor in range(limit, 0, -1) if number % divisor == 0)
-    return smaller, number // smaller
 
 
 class Change(nn.Module):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from trainer.config.base import Family, Prediction
 from trainer.config.job import TIMESTEP_LIMITS, CaptionOverlay, FolderConfig, ImagesOverlay, Job
+from trainer.config.methods import factorization
+from trainer.config.optimizers.kinds import AdafactorConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import Section
 
@@ -17,8 +19,8 @@ SMALL_FOR_PRODIGY = 0.01
 DEFAULT_VALIDATIONS = 10
 """Validations per run, unless report.validation.every is set."""
 
-FEWEST_OUTPUTS = 320
-"""Outputs of the narrowest layers of the UNets of SD 1.5 and SDXL."""
+LAYER_SIZES = (320, 640, 768, 960, 1280, 1920, 2048, 2560, 3072, 5120, 10240)
+"""Inputs and outputs of the layers of SD 1.5 and SDXL that can carry a LoRA."""
 
 SCHEDULE_KEYS = {
     "cycles": "restarts",
@@ -289,7 +291,8 @@ def doubtful(job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None
     yield from not_forecast(job)
     yield from _doubtful_weights(job, prediction)
     yield from _doubtful_patience(job)
-    yield from _doubtful_blocks(job.recipe)
+    yield from _doubtful_sizes(job.recipe)
+    yield from _doubtful_adafactor(job.recipe)
     objective = job.recipe.objective
     last = max(folder.recipe_from(job.recipe).objective.timestep_max for folder in job.dataset.folders)
     if objective.debiased_estimation and zero_terminal_snr and last == 999:
@@ -300,17 +303,39 @@ def doubtful(job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None
         )
 
 
-def _doubtful_blocks(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
-    """Yield the rank of rotations if it is above the largest size of blocks that narrow layers can have.
+def _doubtful_sizes(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
+    """Yield a T-LoRA that masks no rank, a LoKr factor that splits no layer, and a rank too high for rotations.
 
-    As in LyCORIS, a block is the smaller of the two factors that the rank splits a layer's outputs into.
+    As in LyCORIS, a rotated block is the smaller of the two factors that the rank splits a layer's outputs into.
     """
-    most = math.isqrt(FEWEST_OUTPUTS)
+    if recipe.adapter == "tlora" and _highest_unet_rank(recipe) == 1:
+        yield (
+            "recipe.adapter",
+            'T-LoRA masks no rank of layers with rank 1, so this trains a plain LoRA; use a higher rank or "lora"',
+        )
+    factor = recipe.lokr_factor if recipe.adapter == "lokr" else None
+    if factor and all(factorization(size, factor) == factorization(size) for size in LAYER_SIZES):
+        yield (
+            "recipe.lokr_factor",
+            f"{factor} splits all layers as without a factor; use a divisor of their sizes, such as 8 or 16",
+        )
+    fewest = LAYER_SIZES[0]
+    most = math.isqrt(fewest)
     if recipe.adapter == "oft" and recipe.rank > most:
         yield (
             "recipe.rank",
-            f"in OFT, the rank is the size of the rotated blocks; above {most}, those of layers with {FEWEST_OUTPUTS} "
+            f"in OFT, the rank is the size of the rotated blocks; above {most}, those of layers with {fewest} "
             "outputs do not become larger, and with a divisor such as 32 or 64 they become smaller",
+        )
+
+
+def _doubtful_adafactor(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
+    optimizer = recipe.optimizer
+    if isinstance(optimizer, AdafactorConfig) and optimizer.scale_parameter and not optimizer.relative_step:
+        yield (
+            "recipe.optimizer.scale_parameter",
+            "half of an adapter's weights start at zero, for which it multiplies the learning rate by 0.001; turn it "
+            "off, or set relative_step = true too",
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,10 +14,16 @@ from torch import Tensor, nn
 
 from tests.support.loras import Models
 from tests.support.lycoris import change_of, recipe
-from trainer.adapter.attach import RankMask
+from tests.support.tiny import models_on_meta
+from trainer.adapter.attach import RankMask, models_by_part, module_path
 from trainer.adapter.layers import LayerSettings
-from trainer.adapter.lycoris import CHANGES, Dora, LycorisLayer, factorization, make_change
+from trainer.adapter.lycoris import CHANGES, Dora, LycorisLayer, make_change
+from trainer.adapter.names import slots
 from trainer.base.quantized import FrozenInt8Linear, FrozenNF4Linear, quantize_linears
+from trainer.config.base import Family
+from trainer.config.checks import LAYER_SIZES
+from trainer.config.methods import factorization
+from trainer.files.assets import asset_path
 
 KINDS = list(CHANGES)
 LAYERS = {
@@ -203,11 +210,25 @@ def test_a_new_adapter_changes_nothing(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 7, 12, 127, 128, 250, 320, 360, 512, 640, 1024, 1280, 5120, 10240])
-@pytest.mark.parametrize("factor", [None, 2, 4, 8, 16])
+@pytest.mark.parametrize("factor", [None, 2, 4, 8, 16, 90, 1000])
 def test_numbers_are_split_as_in_lycoris(number: int, factor: int | None) -> None:
     from lycoris.functional import factorization as theirs
 
     assert factorization(number, factor) == theirs(number, factor or -1)
+
+
+def test_checks_know_the_sizes_of_all_layers() -> None:
+    found: set[int] = set()
+    for family in get_args(Family):
+        files = asset_path("models", family).glob("*/config.json")
+        configs = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
+        models = models_on_meta(configs)
+        encoders = [name for name in models if name.startswith("text_encoder")]
+        parts = models_by_part(models["unet"], [models[name] for name in encoders])
+        for slot in slots(family, configs["unet"], [configs[name] for name in encoders]):
+            model = parts[slot.part]
+            found.update(model.get_submodule(module_path(model, slot)).weight.shape[:2])
+    assert sorted(found) == list(LAYER_SIZES)
 
 
 @pytest.mark.parametrize(

@@ -74,3 +74,33 @@ def test_ranks_that_give_rotations_no_larger_blocks_are_doubtful(adapter: str, r
     overrides = [f"recipe.adapter={adapter}", f"recipe.rank={rank}"]
     found = doubtful(parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides), zero_terminal_snr=False)
     assert [key for key, _ in found] == ["recipe.rank"] * doubted
+
+
+@pytest.mark.parametrize(
+    ("settings", "doubted"),
+    [
+        (["adapter=tlora", "rank=1"], "adapter"),
+        (["adapter=tlora", "rank=1", 'blocks=[{match="unet.*", rank=2}]'], None),
+        (["adapter=lora", "rank=1"], None),
+        (["adapter=lokr", "lokr_factor=1000"], "lokr_factor"),  # above all sizes' roots, and divides none
+        (["adapter=lokr", "lokr_factor=90"], "lokr_factor"),  # 10240 = 80 * 128 with and without it
+        (["adapter=lokr", "lokr_factor=640"], None),  # 640 = 1 * 640, not 20 * 32
+        (["adapter=lokr", "lokr_factor=8"], None),
+        (["adapter=lokr"], None),
+        (["adapter=loha", "lokr_factor=1000"], None),  # reported as without effect
+    ],
+)
+def test_adapters_whose_setting_changes_no_layer_are_doubtful(settings: list[str], doubted: str | None) -> None:
+    overrides = [f"recipe.{setting}" for setting in settings]
+    found = doubtful(parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides), zero_terminal_snr=False)
+    assert [key for key, _ in found] == ([f"recipe.{doubted}"] if doubted else [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "doubted"),
+    [("scale_parameter=true", True), ("scale_parameter=true, relative_step=true", False), ("beta1=0.9", False)],
+)
+def test_an_adafactor_that_hardly_moves_new_weights_is_doubtful(arguments: str, doubted: bool) -> None:
+    overrides = [f'recipe.optimizer={{name="adafactor", {arguments}}}', "recipe.schedule={kind='constant', warmup=0}"]
+    found = doubtful(parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides), zero_terminal_snr=False)
+    assert [key for key, _ in found] == ["recipe.optimizer.scale_parameter"] * doubted

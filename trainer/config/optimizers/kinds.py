@@ -157,7 +157,7 @@ class AdafactorConfig(OptimizerSection):
     relative_step: bool = False
     """Adafactor chooses the learning rate itself; requires a constant schedule without warmup."""
     scale_parameter: bool = False
-    """Scale the learning rate by the root mean square of the weights."""
+    """Scale the learning rate by the RMS of the weights, at least 0.001; half of a LoRA's weights start at zero."""
     warmup_init: bool = False
     """Start relative steps very small; requires relative_step."""
     clip_threshold: float = Field(default=1.0, gt=0.0)
@@ -326,7 +326,7 @@ class DAdaptAdamConfig(_AdamLike):
     d0: float = Field(default=1e-6, gt=0.0, le=1.0)
     """Initial estimate of the step size; typically 1e-6."""
     growth_rate: float = Field(default=float("1e30"), gt=1.0)
-    """Largest factor by which the estimate may grow per step; 1e30 is unlimited."""
+    """Largest factor by which the estimate may grow per step; 1e30 is unlimited. If the loss rises early, use 1.02."""
     bias_correction: bool = False
     """Use Adam's bias correction in the first steps (kohya: use_bias_correction)."""
     rate_per_part: bool | None = None
