@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its thread pool warns when a t
 os.environ["PYTHONPATH"] = str(ROOT)  # `python -m trainer` works from any folder, installed or not
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # no window on anybody's screen, and none needed
 os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"  # never the user's own passwords
+# Only once, so that all processes collect the same tests even at midnight; set it to repeat the sample of a date.
+os.environ.setdefault("IMPASTO_SAMPLE_DATE", f"{datetime.now(UTC):%Y-%m-%d}")
 os.environ["IMPASTO_LOOK_IN"] = ""  # models are looked for only where a test says
 # Some systems forbid bytecode beside sources; without it every process that a test starts compiles all of ours anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -76,6 +79,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     place = {name: number for number, name in enumerate(LONGEST)} | dict.fromkeys(LAST, len(LONGEST) + 1)
     items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(LONGEST)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that were chosen by the date."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    names = [report.nodeid.rpartition("[")[2][:-1] for report in reports if "method_of_the_day" in report.nodeid]
+    if names:
+        day = os.environ["IMPASTO_SAMPLE_DATE"]
+        terminalreporter.write_line(f"Methods of {day} (IMPASTO_SAMPLE_DATE): {', '.join(sorted(names))}")
 
 
 def pytest_collection_finish() -> None:
