@@ -5,6 +5,7 @@ of a released version are what later versions have to read. It works in /data/im
 path of the machine gets into a sample, and removes that folder at the end. Linux only, with the right to write to /.
 
 Every value differs from its default wherever that is possible, so that a reader that ignores a key is noticed.
+Keys that are newer than EVERY_KEY are in the jobs of `unreleased`, which become jobs of the version; remove them there.
 """
 
 from __future__ import annotations
@@ -431,6 +432,9 @@ def write_jobs(folder: Path) -> None:
             text = text.replace("min_snr_gamma = 5.0\n", "")
         job = parse_job(text, "job.toml", ROOT, settings)
         files.write_text(folder / f"{name}.toml", dump_job(job, comments=False))
+    for path in (HERE / "unreleased" / "jobs").glob("*.toml"):
+        job = parse_job(path.read_text(encoding="utf-8"), path.name, ROOT)
+        files.write_text(folder / f"added_{path.name}", dump_job(job, comments=False))
     write_pictures(ROOT / "pictures")
     arguments = ["new", "--base", str(write_base(ROOT)), "--images", "pictures", "--trigger", "sks", "new-job"]
     assert command_line(arguments) == 0
