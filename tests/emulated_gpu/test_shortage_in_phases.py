@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.emulated_gpu.machine import EmulatedGpu
+from trainer.config.base import Family
 from trainer.files.header import read_header
 
 RAW = ("CUDACachingAllocator.cpp", "[W", "Traceback")
@@ -58,6 +59,7 @@ class Shortage:
     rank: int = 4
     optimizer: str = "adamw"
     fit: str = ""
+    family: Family = "sd15"
 
 
 SOURCE = "trainer.base.source:BaseSource"
@@ -87,8 +89,9 @@ SHORTAGES = {
     "export": Shortage("preview", f"{EXPORT}:export_lora", advice="from step 2."),
     "export_of_averaged_weights": Shortage("preview", f"{EXPORT}:averaged_weights", call=4, optimizer="schedulefree"),
     "images_between_epochs": Shortage("cache_pictures", f"{SOURCE}.load_vae", call=4, fit=f"{SHARDS}\n{SMALL_STEPS}"),
+    # One text encoder fits into what a step leaves free in the allocator's cache; two do not.
     "texts_between_epochs": Shortage(
-        "cache_texts", f"{SOURCE}.load_text_encoders", call=2, fit=SMALL_SHARDS, resolution=64
+        "cache_texts", f"{SOURCE}.load_text_encoders", call=2, fit=SMALL_SHARDS, resolution=64, family="sdxl"
     ),
 }
 
@@ -96,7 +99,7 @@ SHORTAGES = {
 @pytest.mark.timeout(900)  # two programs, each of which takes ten seconds on an idle core
 @pytest.mark.parametrize("name", SHORTAGES)
 def test_a_run_survives_a_shortage_during(name: str, emulated_gpu: EmulatedGpu, tiny_job: Callable[..., Path]) -> None:
-    shortage, job = SHORTAGES[name], tiny_job("sd15")
+    shortage, job = SHORTAGES[name], tiny_job(SHORTAGES[name].family)
     values = {key: getattr(shortage, key) for key in ("resolution", "rank", "optimizer", "fit")}
     text = job.read_text(encoding="utf-8")
     job.write_text(text[: text.index("[recipe]")] + SETTINGS.format(**values), encoding="utf-8")

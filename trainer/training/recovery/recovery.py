@@ -78,6 +78,8 @@ class Recovery:
         self._checkpoints: CheckpointCallback | None = None
         self._first = 0
         """Step that the attempt continues from; used until there is an engine."""
+        self._between_steps = False
+        """Whether the next step is being prepared, after all callbacks of one that this attempt has run."""
         self._tries = 0
         # Most callbacks do nothing after most steps. Only one that reports progress enters its phase, so that the time
         # of idle calls is not measured as that phase.
@@ -135,7 +137,9 @@ class Recovery:
     def prepare_step(self, step: int) -> None:
         """Cache what ``step`` needs; unload the models first if they and encoding do not fit in memory together."""
         make_room = self.manager.offload if self.forecast and self.forecast.encodes_alone else _free_nothing
+        self._between_steps = self.position > self._first
         self.run(self.phase, lambda: self.prepare(step, make_room))
+        self._between_steps = False
 
     def train_step(self) -> StepResult:
         """Run one optimizer step and return its result, as Engine.train_step does."""
@@ -223,10 +227,11 @@ class Recovery:
 
     def _give_up(self, report: events.MemoryExhausted) -> ResumableError:
         """Save a checkpoint if the training state is complete, and return the error that pauses the run."""
-        if report.phase in AFTER_VALIDATION and self._checkpoints and not self.manager.partially_updated:
+        validated = self._between_steps or report.phase in AFTER_VALIDATION
+        if validated and self._checkpoints and not self.manager.partially_updated:
             # Writing copies the weights and may run out of memory as well; the older checkpoint is then good enough.
             with suppress(RuntimeError, MemoryError):
-                self._checkpoints.save(self._loaded_engine().progress)
+                self._checkpoints.save(self._loaded_engine().progress, self.manager.captured)
         return ResumableError(
             "memory.exhausted",
             f"Could not continue training: memory ran out ({describe_oom(report)}), and no smaller plan is left.",

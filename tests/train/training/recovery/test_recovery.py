@@ -387,6 +387,23 @@ def test_where_the_ladder_of_encoding_ends_the_run_pauses_with_a_remedy(place: P
     assert trial.resume().code == 0 and trial.lora() == place.truth("sd15", ENCODING)
 
 
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(
+    ("phase", "operation"), [("cache_pictures", "aten::convolution"), ("cache_texts", "aten::embedding")]
+)
+def test_a_run_that_cannot_encode_the_next_shard_pauses_and_loses_no_step(
+    place: Place, phase: str, operation: str
+) -> None:
+    """The models are unloaded by then, and no checkpoint was due after the step before."""
+    settings = (*PORTIONS, "recipe.captions.shuffle=true", "report.saving.checkpoint_every=3")
+    exhaustion = Exhaustion(phase_begins(phase, turn=3), 1, times=3, operation=operation)
+    trial = place.exhausted("sd15", settings, exhaustion)
+    assert trial.code == 75 and {event.phase for event in trial.of(events.MemoryExhausted)} == {phase}
+    assert "`resume` continues from step 2." in trial.error.remedy  # type: ignore[union-attr]
+    assert trial.resume().code == 0
+    assert_right(place, "sd15", settings, trial)
+
+
 def on_a_gpu(job: Job, *_: object) -> PlannedFit:
     """The CPU always repeats exactly, and then captions are encoded one at a time anyway."""
     return PlannedFit(job.fit.replaced(deterministic=False))
