@@ -31,6 +31,9 @@ _FILLERS: Values = {
     "dataset": {"folders": [{"path": "."}]},
 }
 _FOLDERS = "dataset.folders"
+ITEM_NAMES = {_FOLDERS: "path", "recipe.blocks": "match", "report.previews.prompts": "prompt"}
+"""The key that tells the items of each list of tables apart."""
+_LONGEST_ITEM = 40
 _MAX_ROUNDS = 5
 
 
@@ -104,16 +107,39 @@ def title_of(key: str) -> str:
     return name[:1].upper() + name[1:]
 
 
-def full_title(key: str) -> str:
+def full_title(key: str, values: Values | None = None) -> str:
     """Return a key's label in the schema; if there is none, its name after its tables' labels.
 
-    For example, "Text encoder › Rank".
+    The item of a list of tables that the key is in comes first, named as in ``values`` (None: by its number). For
+    example, "Text encoder › Rank", "unet.mid_block.* › Rank" and "Blocks 2 › Rank".
     """
-    if label := _label(key):
-        return label
     parts = key.split(".")
-    paths = [".".join(parts[: end + 1]) for end in range(len(parts))]
-    return " › ".join(title_of(path) for path in paths if path != "recipe")
+    if parts[-1].isdigit() and ".".join(parts[:-1]) not in tables():
+        parts.pop()  # one of several plain values, such as timesteps
+    place = next((number for number, part in enumerate(parts) if part.isdigit()), None)
+    items = [] if place is None else [_item_title(".".join(parts[:place]), int(parts[place]), values or {})]
+    first = 0 if place is None else place + 1
+    paths = [".".join(parts[: end + 1]) for end in range(first, len(parts))]
+    label = _label(".".join(parts)) if paths else ""
+    return " › ".join([*items, *([label] if label else [title_of(path) for path in paths if path != "recipe"])])
+
+
+def _item_title(table: str, place: int, values: Values) -> str:
+    """Return the name of an item of a list of tables, with its number if the name is absent or not the only one."""
+    listed = value_at(values, table)
+    names = [_item_name(table, item) for item in listed] if isinstance(listed, list) else []
+    name = names[place] if place < len(names) else ""
+    if not name:
+        return f"{title_of(table)} {place + 1}"
+    return f"{name} ({place + 1})" if names.count(name) > 1 else name
+
+
+def _item_name(table: str, item: Any) -> str:
+    found = item.get(ITEM_NAMES.get(table)) if isinstance(item, dict) else None
+    name = found.strip() if isinstance(found, str) else ""
+    if table == _FOLDERS:
+        name = Path(name).name or name
+    return f"{name[:_LONGEST_ITEM].rstrip()}…" if len(name) > _LONGEST_ITEM else name
 
 
 @lru_cache(maxsize=1)

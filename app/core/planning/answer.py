@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -191,12 +191,17 @@ class PreflightCheck:
     """Key of the setting that causes the problem, or ""."""
     remark: Remark | None = None
     """A remark from the engine, which the window puts into words."""
+    title: str = ""
+    """Label of the setting, after the folder, block or prompt that it belongs to; "" without a key."""
 
 
 def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | None) -> tuple[PreflightCheck, ...]:
     """Return all problems and remarks about a job, the worst first."""
+    from app.core.jobs.settings import full_title  # late: it imports the job's schema
+
     failed = _of_error(draft, error) if error else ()
-    found = [*_of_draft(draft), *failed, *(_of_answer(answer) if answer else ())]
+    checks = [*_of_draft(draft), *failed, *(_of_answer(answer) if answer else ())]
+    found = [replace(each, title=full_title(each.key, draft.values)) if each.key else each for each in checks]
     return tuple(sorted(dict.fromkeys(found), key=lambda check: _ORDER[check.severity]))
 
 

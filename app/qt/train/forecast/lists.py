@@ -275,7 +275,7 @@ class PreflightList(QWidget):
         mark.setAutoRaise(True)
         mark.setEnabled(True)
         if check.key:
-            mark.setToolTip(self.tr("Go to {setting}").format(setting=title_of(check.key)))
+            mark.setToolTip(self.tr("Go to {setting}").format(setting=check.title))
             mark.setAccessibleName(mark.toolTip())
             mark.clicked.connect(lambda: self.wanted.emit(check.key))
         else:
@@ -301,4 +301,4 @@ def _sentence(check: PreflightCheck) -> str:
     if not check.key or not sentence:
         return sentence
     plain = sentence[1:2].islower()  # not a name such as SDXL
-    return f"{title_of(check.key)}: {sentence[:1].lower() if plain else sentence[:1]}{sentence[1:]}"
+    return f"{check.title}: {sentence[:1].lower() if plain else sentence[:1]}{sentence[1:]}"

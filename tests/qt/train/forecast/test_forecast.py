@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QLabel
+from PySide6.QtWidgets import QApplication, QLabel, QToolButton
 
 from app.core.planning.forecaster import ForecastRequest
 from app.qt.actions.commands import Commands
@@ -118,6 +118,15 @@ def test_a_small_job_s_course_is_seen_beside_a_large_card(qtbot, panel, draft):
     assert not timeline.shows_limit
     assert timeline._place(timeline.spots[timeline.current]).y() < timeline.height() / 3
     assert "is far above" in panel._key_words(small)
+
+
+def test_what_is_wrong_with_a_block_names_the_block(qtbot, panel, draft):
+    panel.show_draft(draft)
+    draft.set("recipe.blocks", [{"match": "unet.mid_block.*", "rank": 8}, {"match": "unet.*.attn2.*", "rank": 0}])
+    (line,) = [label.text() for label in panel.checks.findChildren(QLabel) if "must be" in label.text()]
+    assert line.startswith("unet.*.attn2.* › Rank: must be ")
+    (button,) = panel.checks.findChildren(QToolButton)
+    assert button.toolTip() == "Go to unet.*.attn2.* › Rank"
 
 
 def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, panel, draft):
