@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from diffusers.schedulers.scheduling_euler_discrete import rescale_zero_terminal
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
+from tqdm import tqdm
 
 from trainer.base.encoding import TextConditioning
 from trainer.config.base import Family, Prediction
@@ -176,6 +178,8 @@ def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:
         components |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
         pipeline = diffusers.StableDiffusionPipeline(vae=None, **components)
     pipeline.set_progress_bar_config(disable=True)
+    # Even a bar that is off creates a lock for several processes, whose semaphore a run that is killed would leave.
+    tqdm.set_lock(threading.RLock())
     return pipeline
 
 

@@ -170,6 +170,8 @@ class Candidate:
     """Whether it is the final result of the run."""
     images: dict[int, Path] = field(default_factory=dict)
     """Preview images of this step by prompt index."""
+    ema: bool = False
+    """Whether its file and previews are of the moving average (recipe.ema_decay)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,24 +201,35 @@ def candidates(snapshot: SavedSteps) -> list[Candidate]:
         images.setdefault(preview.step, {})[preview.index] = snapshot.folder / preview.file
     return [
         Candidate(
-            step, file, measured.get(step), held_out, step == best, last, dict(sorted(images.get(step, {}).items()))
+            step,
+            file,
+            measured.get(step),
+            held_out,
+            step == best,
+            last,
+            dict(sorted(images.get(step, {}).items())),
+            ema,
         )
-        for step, (file, last) in sorted(files.items())
+        for step, (file, last, ema) in sorted(files.items())
     ]
 
 
-def _files(snapshot: SavedSteps) -> dict[int, tuple[Path, bool]]:
-    """Return each step's file if it still exists, and whether it is the final result (no step number in its name)."""
-    files: dict[int, tuple[Path, bool]] = {}
+def _files(snapshot: SavedSteps) -> dict[int, tuple[Path, bool, bool]]:
+    """Return each step's file if it still exists, and whether it is the final result and the moving average.
+
+    A final result has no step number in its name.
+    """
+    files: dict[int, tuple[Path, bool, bool]] = {}
     for saved in snapshot.saved:
         stem = Path(saved.file).stem.removesuffix("-ema" if saved.ema else "")
         path, last = snapshot.folder / saved.file, not stem.endswith(step_ending(saved.step))
         # Previews show the moving average, if there is one, so its file is the one to choose by them.
         if path.is_file() and (last or saved.ema or saved.step not in files):
-            files[saved.step] = path, last
-    results = [step for step, (_, last) in files.items() if last]
+            files[saved.step] = path, last, bool(saved.ema)
+    results = [step for step, (_, last, _) in files.items() if last]
     for step in results[:-1]:  # an extended run writes its result again: only the latest is final
-        files[step] = files[step][0], False
+        path, _, ema = files[step]
+        files[step] = path, False, ema
     return files
 
 

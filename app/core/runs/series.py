@@ -177,6 +177,8 @@ class Samples:
         """Samples by id."""
         self.saved: dict[int, Path] = {}
         """Saved LoRAs by step; they may have been removed since."""
+        self.averaged: set[int] = set()
+        """Steps whose samples are of the moving average."""
         self._folder = Folder(folder, folder)
         self._spots: dict[CellIndex, int] = {}
         self._losses: dict[bool, dict[int, float | None]] = {True: {}, False: {}}
@@ -218,6 +220,8 @@ class Samples:
 
     def _draw(self, event: events.Preview) -> None:
         spot = CellIndex(event.step, event.index)
+        if event.ema:
+            self.averaged.add(event.step)
         if (previous := self._spots.get(spot)) is not None:
             del self.images[previous]
         elif event.step not in self.steps:

@@ -4,14 +4,19 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import SemLock
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers import UNet2DConditionModel
 from torch import Tensor
+from tqdm import tqdm
+from tqdm.std import TqdmDefaultWriteLock
 
-from trainer.base.drawing import SCHEDULERS, make_sampler
+from tests.support.tiny import tiny_configs
+from trainer.base.drawing import SCHEDULERS, make_pipeline, make_sampler
 from trainer.config.job import PromptConfig
 from trainer.config.methods import SAMPLERS
 from trainer.training.objective import alphas_cumprod
@@ -121,3 +126,18 @@ def test_without_an_image_at_the_end_of_noise_karras_wastes_no_steps_on_it() -> 
     plain = make_sampler("dpmpp_2m", "epsilon", zero_terminal_snr=False)
     plain.set_timesteps(20)
     assert not torch.allclose(usual.sigmas, plain.sigmas)
+
+
+def test_previews_create_no_semaphore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed cannot remove its semaphores, and Python would warn about them."""
+
+    def create(*_: object, **__: object) -> None:
+        raise AssertionError("a semaphore was created")
+
+    for name in ("_lock", "mp_lock"):
+        monkeypatch.delattr(tqdm if name == "_lock" else TqdmDefaultWriteLock, name, raising=False)
+    monkeypatch.setattr(SemLock, "__init__", create)
+    unet = UNet2DConditionModel.from_config(tiny_configs("sd15")["unet"])
+    pipeline = make_pipeline("sd15", unet, make_sampler("euler", "epsilon", zero_terminal_snr=False))
+    with pipeline.progress_bar(total=2) as bar:
+        bar.update()

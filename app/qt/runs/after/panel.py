@@ -391,7 +391,7 @@ class AfterPanel(QWidget):
             entry.triggered.connect(lambda _=False, one=one: self.send_to(one))
 
     def _on_candidate_chosen(self, candidate: Candidate | None) -> None:
-        self.trying.show_candidate(candidate)
+        self.trying.show_candidate(candidate, self.strip.candidates.title(candidate) if candidate else "")
         self._refresh()
 
     def _listen(self) -> None:

@@ -157,7 +157,8 @@ class Candidates(QAbstractListModel):
 
     def title(self, candidate: Candidate) -> str:
         """Return a candidate's title."""
-        return self.tr("Step {step}").format(step=QLocale().toString(candidate.step))
+        words = self.tr("Step {step} (EMA)") if candidate.ema else self.tr("Step {step}")
+        return words.format(step=QLocale().toString(candidate.step))
 
     def loss(self, candidate: Candidate) -> str:
         """Return a candidate's loss at fixed noise in words, or "" if it was not measured."""

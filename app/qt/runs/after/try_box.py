@@ -51,7 +51,7 @@ class TryBox(QWidget):
         self.strength, self.slider = DoubleSpinBox(), Slider(Qt.Orientation.Horizontal)
         self.seed, self.width_box, self.height_box = SpinBox(), SpinBox(), SpinBox()
         self.render_button, self.cancel_button = QPushButton(self.tr("Generate")), QPushButton(self.tr("Cancel"))
-        self.progress, self.stage = QProgressBar(), QLabel()
+        self.progress, self.stage, self.lora = QProgressBar(), QLabel(), QLabel()
         self.image = ImageView(session, self.tr("The image appears here."))
         self._configure()
         self._lay_out()
@@ -74,9 +74,10 @@ class TryBox(QWidget):
             self._load_job(job)
         self._refresh()
 
-    def show_candidate(self, candidate: Candidate | None) -> None:
-        """Set the saved LoRA to try; for None, nothing can be generated."""
+    def show_candidate(self, candidate: Candidate | None, title: str = "") -> None:
+        """Set the saved LoRA to try and its title, such as "Step 500"; for None, nothing can be generated."""
         self._candidate = candidate
+        self.lora.setText(title)
         self._refresh()
 
     def start_rendering(self) -> None:
@@ -183,6 +184,7 @@ class TryBox(QWidget):
         form = QFormLayout()
         form.setHorizontalSpacing(14)
         form.setVerticalSpacing(9)
+        form.addRow(self.tr("LoRA"), self.lora)
         form.addRow(self.tr("Prompt"), self.prompt)
         form.addRow(self.tr("Negative prompt"), self.negative)
         form.addRow(self.tr("Strength"), strength)

@@ -138,7 +138,11 @@ class SampleGrid(QAbstractScrollArea):
 
     def step_title(self, step: int) -> str:
         """Return a column's title."""
-        return self.tr("Step {step}").format(step=QLocale().toString(step)) if step else self.tr("Baseline")
+        if not step:
+            return self.tr("Baseline")
+        is_average = self.samples is not None and step in self.samples.averaged
+        words = self.tr("Step {step} (EMA)") if is_average else self.tr("Step {step}")
+        return words.format(step=QLocale().toString(step))
 
     def prompt_title(self, prompt: int) -> str:
         """Return a row's title: its prompt, or a number if the prompt is unknown."""

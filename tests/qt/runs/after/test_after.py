@@ -57,6 +57,16 @@ def pixels(file):
         return np.asarray(picture.convert("RGB"))
 
 
+def test_a_moving_average_is_called_so_where_it_is_chosen_and_tried(panel):
+    strip = panel.strip
+    *others, last = strip.candidates.all
+    strip.show_candidates([*others, replace(last, ema=True)], 0)
+    assert [strip.candidates.title(one) for one in strip.candidates.all] == ["Step 100", "Step 200", "Step 300 (EMA)"]
+    assert panel.trying.lora.text() == "Step 200"
+    strip.choose(2)
+    assert panel.trying.lora.text() == "Step 300 (EMA)"
+
+
 def test_candidates_stand_side_by_side_with_the_best_marked_and_chosen(panel, qtbot):
     found = panel.strip.candidates
     assert [found.title(one) for one in found.all] == ["Step 100", "Step 200", "Step 300"]

@@ -79,6 +79,13 @@ def painted(matrix: SampleMatrix, spot: CellIndex) -> QColor:
     return matrix.grid.viewport().grab().toImage().pixelColor(place.left() + 12, place.bottom() - 12)
 
 
+def test_samples_of_the_moving_average_say_so(qtbot: QtBot, engine: RunWriter, run: Run, matrix: SampleMatrix) -> None:
+    engine.tell(events.Preview(step=700, index=0, file="samples/step000700-1.png", seconds=1.0, ema=True))
+    arrive(qtbot, run)
+    assert [matrix.grid.step_title(step) for step in (0, 600, 700)] == ["Baseline", "Step 600", "Step 700 (EMA)"]
+    assert matrix.grid.describe(CellIndex(700, 0)).startswith("Step 700 (EMA)")
+
+
 def test_the_newest_are_in_sight_beside_the_baseline_and_painted_from_their_files(matrix, qtbot, session):
     assert {0, 600} <= in_sight(matrix)
     assert 100 not in in_sight(matrix)

@@ -166,9 +166,11 @@ def test_the_moving_average_is_the_candidate_because_previews_show_it(tmp_path: 
     for one in saved:
         (tmp_path / one.file).touch()
     found = candidates(SavedSteps(tmp_path, tuple(saved), (), ()))
-    assert [(one.file.name, one.last) for one in found] == [
-        ("a-step000010-ema.safetensors", False), ("a-ema.safetensors", True),
+    assert [(one.file.name, one.last, one.ema) for one in found] == [
+        ("a-step000010-ema.safetensors", False, True), ("a-ema.safetensors", True, True),
     ]  # fmt: skip
+    (tmp_path / "output" / "a-step000010-ema.safetensors").unlink()
+    assert [one.ema for one in candidates(SavedSteps(tmp_path, tuple(saved), (), ()))] == [False, True]
 
 
 def test_without_held_out_images_the_best_candidate_has_the_lowest_loss_on_training_images(tmp_path: Path) -> None:
