@@ -90,11 +90,16 @@ class Exporter:
             raise as_resumable(error, self.run.output) from error
         return path, sha256
 
-    def export_copy(self, weights: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress) -> Path:
-        """Write the finished LoRA's copy as a plain LoRA, and one for diffusers if the job asks for it."""
-        final = self.final_path()
+    def export_copy(
+        self, weights: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress, *, ema: bool
+    ) -> Path:
+        """Write the finished file's copy as a plain LoRA, and one for diffusers if the job asks for it.
+
+        With ``ema``, it is the copy of the moving average.
+        """
+        final = _ema_path(self.final_path()) if ema else self.final_path()
         path = final.with_name(f"{final.stem}-lora.safetensors")
-        metadata = lora_metadata(self.facts(progress.step), adapter, path.stem)
+        metadata = lora_metadata(self.facts(progress.step, ema=ema), adapter, path.stem)
         dtype = DTYPES[self.job.output.dtype]
         try:
             if self.job.output.diffusers:
@@ -246,6 +251,9 @@ class ExportCallback:
         """
         engine, exporter = self.engine, self.exporter
         self.reporter.phase("save", 0, 1)
+        if final and engine.ema and engine.adapter.changes:
+            with engine.ema.in_use():
+                self._save_copy(engine.ema.weights, engine.adapter, progress, ema=True)
         average = engine.ema and exporter.export(engine.ema.weights, engine.adapter, progress, final=final, ema=True)
         with averaged_weights(engine.optimizer, engine.master_weights):
             masters, adapter = engine.master_weights.masters, engine.adapter
@@ -263,7 +271,9 @@ class ExportCallback:
     def _report(self, progress: TrainingProgress, path: Path, sha256: str, *, ema: bool | None = None) -> None:
         self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256, ema=ema))
 
-    def _save_copy(self, masters: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress) -> None:
+    def _save_copy(
+        self, weights: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress, *, ema: bool = False
+    ) -> None:
         """Write the copy as a plain LoRA, and report how far its outputs are off on images of the last step."""
         engine = self.engine
         batch = engine.batches.batch(max(progress.step - 1, 0))
@@ -272,8 +282,8 @@ class ExportCallback:
         def forward() -> None:
             validation_loss(engine.models, engine.noise_schedule, micro.to(engine.device))
 
-        copy = plain_copy(adapter, masters, forward)
-        path = self.exporter.export_copy(copy.weights, copy.adapter, progress)
+        copy = plain_copy(adapter, weights, forward)
+        path = self.exporter.export_copy(copy.weights, copy.adapter, progress, ema=ema)
         kind = ADAPTERS[engine.job.recipe.adapter].title
         sentence = (
             f"{path.name} is a copy as a plain LoRA for programs that do not load {kind}: on images of the last step, "

@@ -179,6 +179,36 @@ def test_previews_show_the_average(averaged: tuple[RunDirectory, Watcher], share
     assert "EMA" in str(preview.info)
 
 
+def test_the_average_of_another_method_has_a_plain_copy(shared: Path, tmp_path: Path) -> None:
+    """Its products are those of the averaged factors: (A B) * (C D) * alpha / rank of LoHa."""
+    job, watcher = a_job(shared, tmp_path), Watcher()
+    settings = ["recipe.adapter=loha", "recipe.rank=2", "report.previews.prompts=[]", "report.validation.every=9"]
+    assert start(job, [*SETTINGS, *settings], watcher) == 0
+    output = run_of(job).output
+    average, copy, raw = (
+        safetensors.torch.load_file(output / f"test{ending}.safetensors") for ending in ("-ema", "-ema-lora", "-lora")
+    )
+    apart = 0.0
+    for layer in sorted({key.partition(".")[0] for key in average}):
+        first, second = (average[f"{layer}.hada_w{n}_a"] @ average[f"{layer}.hada_w{n}_b"] for n in (1, 2))
+        change = first * second * average[f"{layer}.alpha"] / 2
+        changes = [
+            each[f"{layer}.lora_up.weight"].flatten(1) @ each[f"{layer}.lora_down.weight"].flatten(1)
+            * (each[f"{layer}.alpha"] / len(each[f"{layer}.lora_down.weight"]))
+            for each in (copy, raw)
+        ]  # fmt: skip
+        errors = [float((each - change).norm() / change.norm()) for each in changes]
+        assert errors[0] < 2e-3
+        apart = max(apart, errors[1])
+    assert apart > 0.05
+    assert metadata(output / "test-ema-lora.safetensors")["modelspec.title"] == "test (EMA)"
+    notices = [event.sentence for event in watcher.of(events.Notice) if event.code == "copy"]  # type: ignore[attr-defined]
+    assert [sentence.partition(" ")[0] for sentence in notices] == [
+        "test-ema-lora.safetensors",
+        "test-lora.safetensors",
+    ]
+
+
 def test_training_is_the_same_as_without(averaged: tuple[RunDirectory, Watcher], shared: Path, tmp_path: Path) -> None:
     """The validation loss, too, stays that of the weights that are trained."""
     run, watcher = averaged
