@@ -218,13 +218,17 @@ def _other(config: OtherConfig, table: Groups) -> Optimizer:
     groups = [{**group, "use_muon": True} for group in table]
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.args.items()}
     try:
-        return _class_of(config)(groups, **arguments)  # type: ignore[no-any-return]
+        optimizer: Optimizer = _class_of(config)(groups, **arguments)
     except (TypeError, ValueError, NotImplementedError, AssertionError) as error:
         raise RunError(
             "run.optimizer",
             f"Could not create the optimizer {config.optimizer}: {printable(str(error), 200)}.",
             "Change recipe.optimizer.args.",
         ) from error
+    # adv-optm allocates state here, and in a step where it is missing. Forecasts expect it in the first step, in which
+    # random draws are seeded too.
+    optimizer.state.clear()
+    return optimizer
 
 
 def _class_of(config: OtherConfig) -> Any:

@@ -85,6 +85,7 @@ def test_each_keeps_what_training_relies_on(name: str, capsys: pytest.CaptureFix
     with torch.random.fork_rng():
         whole = weights_of()
         optimizer = build(config, whole)
+        assert not optimizer.state, "a forecast expects state to be allocated in the first step"
         take(optimizer, whole, range(12))
         tensors, data = pack_state(optimizer)
         resumed = [Parameter(weight.detach().clone()) for weight in whole]
