@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         words = [word for word in words if word != "--truth"]
         command = [str(PYTHON), "-m", "tests.emulated_gpu.truth", *words]
         os.execve(command[0], command, {**run.environment(), "PYTHONPATH": str(ROOT)})
-    options = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "-o", "testpaths=tests/emulated_gpu"]
+    options = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-o", "testpaths=tests/emulated_gpu"]
     return run.hand_over([str(PYTHON), "-m", "pytest", *options, *(word for word in words if word != "--if-built")])
 
 

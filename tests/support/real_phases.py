@@ -85,7 +85,9 @@ class RealRun:
         unet, placer, stream = bare_unet(self.workload, self.device)
         self._placed(unet, dtype_of(self.workload), placer)
         encoders = self._text_encoders() if self.workload.trained_texts else []
-        self.engine = engine_around(self.workload, unet, encoders, self.device, stream)
+        # Text encoders stop later, in the first step after a resume or in a later one.
+        workload = replace(self.workload, after_stops=False)
+        self.engine = engine_around(workload, unet, encoders, self.device, stream)
         self.engine.graphs = make_graphs(
             self.workload.fit, self.device, lambda _, sentence: self.graph_notices.append(sentence)
         )
@@ -94,6 +96,8 @@ class RealRun:
     def train(self, bucket: Size, pictures: int, micro_batches: int = 1, steps: int = 2) -> None:
         """Run optimizer steps on random micro-batches of ``pictures`` images."""
         engine = self._loaded()
+        if self.workload.after_stops:
+            engine.follow_stops(max(self.workload.recipe.stops.values()))
         with self._attention():
             for _ in range(steps):
                 self._step(engine, bucket, pictures, micro_batches)

@@ -129,14 +129,18 @@ def measure_run(
 ) -> Iterator[tuple[str, Measured]]:
     """Run all phases of a whole run in its order, and yield what each takes; phases may occur several times."""
     workload = run.workload
-    train = partial(run.train, workload.buckets[0].size, job.pictures, job.micro_batches)
+
+    def train(steps: int) -> None:
+        for bucket in workload.buckets * steps:
+            run.train(bucket.size, job.pictures, job.micro_batches, steps=1)
+
     loading = load_phase(workload.fit.quantize)
     work: dict[str, Callable[[], None]] = {
         "cache_pictures": run.cache_pictures,
         "cache_texts": run.cache_texts,
         loading: run.load,
-        "first_step": partial(train, steps=1),
-        "train": partial(train, steps=LATER_STEPS),
+        "first_step": partial(run.train, workload.buckets[0].size, job.pictures, job.micro_batches, steps=1),
+        "train": partial(train, LATER_STEPS),
         "validate": run.validate,
         "checkpoint": run.checkpoint,
         "save": run.save,

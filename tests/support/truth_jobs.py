@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.support.tiny import tiny_configs
-from trainer.config.base import Family
+from trainer.config.base import Family, Prediction
 from trainer.config.fit import FitConfig
 from trainer.config.job import PromptConfig
 from trainer.config.recipe import RecipeConfig
@@ -34,6 +34,11 @@ class TruthJob:
     micro_batches: int = 1
     recipe: Mapping[str, Any] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)
+    second_size: tuple[int, int] | None = None
+    """Size of the images in every other step; None if all are of ``size``."""
+    prediction: Prediction = "epsilon"
+    after_stops: bool = False
+    """Whether the run continues after its text encoders have stopped."""
     other_phases: bool = False
     """Whether caching, validation and previews are measured too."""
     gpu: str = "4090"
@@ -44,15 +49,17 @@ class TruthJob:
     def workload(self, *, tiny: bool = False, dtype: str = "bf16") -> Workload:
         """Return what memory depends on; with ``tiny``, of small models on images that are smaller by TINY."""
         shrink = TINY if tiny else 1
-        width, height = (side // shrink for side in self.size)
+        sizes = [tuple(side // shrink for side in size) for size in (self.size, self.second_size) if size]
+        width, height = sizes[0]
         batch = {"effective_batch": self.pictures * self.micro_batches}
         recipe = RecipeConfig.model_validate({"resolution": max(self.size), **self.recipe, **batch})
         workload = workload_without_base(
             self.family,
             recipe,
             FitConfig.model_validate({"dtype": dtype, "micro_batch": self.pictures, **self.fit}),
-            [BucketUse(width, height, 1)],
+            [BucketUse(*size, 1) for size in sizes],
         )
+        workload = replace(workload, prediction=self.prediction, after_stops=self.after_stops)
         if self.other_phases:
             workload = replace(workload, previews=(PromptConfig(prompt="a", width=width, height=height, steps=3),))
         return _shrunk(workload) if tiny else workload
@@ -114,6 +121,27 @@ def _emulated_jobs_of(family: Family) -> list[TruthJob]:
         # Flash attention splits the keys of SD 1.5 only on GPUs with many multiprocessors.
         *([_variant(several_texts, "on a 3060", gpu="3060")] if family == "sd15" else []),
         *_floors(plain, texts),
+        *(_methods(full) if family == "sd15" else [_variant(full, "rectified flow", prediction="flow")]),
+    ]
+
+
+def _methods(full: TruthJob) -> list[TruthJob]:
+    """Return jobs that differ in what is learned and how: other adapters, optimizers, schedules and datasets."""
+
+    def optimizer(words: str, base: TruthJob = full, **settings: Any) -> TruthJob:
+        return _variant(base, words, recipe={"optimizer": settings})
+
+    texts = _variant(full, "texts", recipe=_LEARNED)
+    stopping = {"steps": 100, "text_encoder": {**_LEARNED["text_encoder"], "stop_after": 50}}
+    return [
+        *(_variant(full, name, recipe={"adapter": name}) for name in ("loha", "lokr", "oft", "dora")),
+        _variant(full, "tlora EMA", recipe={"adapter": "tlora", "ema_decay": 0.99}),
+        optimizer("adan", name="other", optimizer="adan"),
+        optimizer("adopt_adv", name="other", optimizer="adopt_adv"),
+        optimizer("adam_mini8bit", _variant(full, "r128", recipe={"rank": 128}), name="adam_mini8bit"),
+        _variant(texts, "stopped", recipe=stopping, after_stops=True),
+        _variant(full, "two resolutions", second_size=(384, 384)),
+        _variant(full, "prior b2", pictures=2, recipe={"objective": {"prior_prediction": True}}),
     ]
 
 
