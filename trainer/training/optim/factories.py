@@ -5,6 +5,7 @@ Libraries are imported when they are needed, so that a broken installation of on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import singledispatch
 from types import ModuleType
 from typing import Any
@@ -218,17 +219,32 @@ def _other(config: OtherConfig, table: Groups) -> Optimizer:
     groups = [{**group, "use_muon": True} for group in table]
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.args.items()}
     try:
-        optimizer: Optimizer = _class_of(config)(groups, **arguments)
+        return _built(config, groups, arguments)
     except (TypeError, ValueError, NotImplementedError, AssertionError) as error:
         raise RunError(
             "run.optimizer",
             f"Could not create the optimizer {config.optimizer}: {printable(str(error), 200)}.",
             "Change recipe.optimizer.args.",
         ) from error
-    # adv-optm allocates state here, and in a step where it is missing. Forecasts expect it in the first step, in which
-    # random draws are seeded too.
+
+
+def _built(config: OtherConfig, groups: Groups, arguments: Mapping[str, Any]) -> Optimizer:
+    """Return an optimizer without state, which each allocates in its first step."""
+    kind = _class_of(config)
+    if config.library != "adv_optm":
+        return kind(groups, **arguments)  # type: ignore[no-any-return]
+    # adv-optm allocates state for its weights here, and in a step where it is missing. Forecasts expect it in the first
+    # step; so it is made for weights in main memory, whose state is dropped.
+    others = [{**group, "params": [_in_main_memory(weight) for weight in group["params"]]} for group in groups]
+    optimizer: Optimizer = kind(others, **arguments)
+    for made, given in zip(optimizer.param_groups, groups, strict=True):
+        made["params"] = list(given["params"])
     optimizer.state.clear()
     return optimizer
+
+
+def _in_main_memory(weight: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.zeros_like(weight, device="cpu"))
 
 
 def _class_of(config: OtherConfig) -> Any:
