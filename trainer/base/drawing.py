@@ -14,11 +14,11 @@ from typing import Any
 
 import diffusers
 import torch
+from diffusers.pipelines import pipeline_utils
 from diffusers.schedulers.scheduling_euler_discrete import rescale_zero_terminal_snr
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
-from tqdm import tqdm
 
 from trainer.base.encoding import TextConditioning
 from trainer.config.base import Family, Prediction
@@ -179,7 +179,7 @@ def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:
         pipeline = diffusers.StableDiffusionPipeline(vae=None, **components)
     pipeline.set_progress_bar_config(disable=True)
     # Even a bar that is off creates a lock for several processes, whose semaphore a run that is killed would leave.
-    tqdm.set_lock(threading.RLock())
+    pipeline_utils.tqdm.set_lock(threading.RLock())
     return pipeline
 
 

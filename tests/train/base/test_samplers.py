@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 from tests.support.tiny import tiny_configs
@@ -134,8 +134,9 @@ def test_previews_create_no_semaphore(monkeypatch: pytest.MonkeyPatch) -> None:
     def create(*_: object, **__: object) -> None:
         raise AssertionError("a semaphore was created")
 
-    for name in ("_lock", "mp_lock"):
-        monkeypatch.delattr(tqdm if name == "_lock" else TqdmDefaultWriteLock, name, raising=False)
+    for kind in (tqdm, *tqdm.__bases__):
+        monkeypatch.delattr(kind, "_lock", raising=False)
+    monkeypatch.delattr(TqdmDefaultWriteLock, "mp_lock", raising=False)
     monkeypatch.setattr(SemLock, "__init__", create)
     unet = UNet2DConditionModel.from_config(tiny_configs("sd15")["unet"])
     pipeline = make_pipeline("sd15", unet, make_sampler("euler", "epsilon", zero_terminal_snr=False))
