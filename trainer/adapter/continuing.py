@@ -8,14 +8,14 @@ from pathlib import Path
 from torch import Tensor
 
 from trainer.adapter.attach import Adapter
-from trainer.adapter.layers import rank_key
+from trainer.adapter.layers import rank_key, trained_layers
 from trainer.adapter.lycoris import scale_of
 from trainer.adapter.names import Slot, file_key
 from trainer.adapter.products import base_shape
 from trainer.adapter.reading import LoraLayer, LoraWeights, LycorisWeights, read_lora, reshape_to_layer
 from trainer.config.base import Family
 from trainer.config.methods import ADAPTERS
-from trainer.config.recipe import RecipeConfig
+from trainer.config.recipe import BlockConfig, RecipeConfig
 from trainer.errors import LoraFileError
 
 _SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_encoder_2": "recipe.text_encoder_2"}
@@ -51,6 +51,32 @@ def continue_from(
             up = reshape_to_layer(slot, layer.up, adapter.parameters[slot.up].shape)
             weights[slot.up] = up * (layer.alpha / adapter.alpha[slot.kohya])
     return weights
+
+
+def layers_of_file(path: Path, recipe: RecipeConfig, family: Family, table: Sequence[Slot]) -> tuple[BlockConfig, ...]:
+    """Return entries of `recipe.blocks` with the ranks of a plain LoRA file whose layers have different ranks.
+
+    They keep the recipe's alpha / rank, so that all layers learn alike; with rsLoRA, the scale follows the rank. Empty
+    if the recipe's ranks match, if one setting for each part would make them match, which the error of `continue_from`
+    names, or if an entry of the recipe sets another rank. Raises LoraFileError if the file cannot be read.
+    """
+    lora = read_lora(path, family, table)
+    ranks: dict[str, set[int]] = {}
+    entries, wrong = [], set()
+    for slot, size in trained_layers(table, recipe).items():
+        layer = lora.layers.get(slot)
+        if not isinstance(layer, LoraLayer):
+            continue
+        key = rank_key(slot, recipe)
+        ranks.setdefault(key, set()).add(layer.rank)
+        if layer.rank != size.rank:
+            wrong.add(key)
+            alpha = None if recipe.rank_stabilized else min(size.alpha * layer.rank / size.rank, 4096.0)
+            name = f"{slot.part}.{slot.module}"
+            entries.append(BlockConfig.model_validate({"match": name, "rank": layer.rank, "alpha": alpha}))
+    uneven = any(len(ranks[key]) > 1 for key in wrong)
+    stated = any(key.startswith("recipe.blocks.") for key in wrong)
+    return tuple(entries) if uneven and recipe.is_plain_lora and not stated else ()
 
 
 def _refuse_other_kinds(path: Path, lora: LoraWeights, adapter: Adapter) -> None:

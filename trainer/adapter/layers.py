@@ -114,7 +114,9 @@ def _matching(number: int, block: BlockConfig, candidates: Sequence[Slot], table
 
 def _matches(slot: Slot, pattern: str) -> bool:
     """Return whether a pattern matches a layer's name as in diffusers or as in single-file checkpoints."""
-    return any(fnmatchcase(f"{slot.part}.{path}", pattern) for path in (slot.module, slot.ldm))
+    names = (f"{slot.part}.{slot.module}", f"{slot.part}.{slot.ldm}")
+    # A run may have an entry for each of its layers, and then a million pairs are compared.
+    return any(fnmatchcase(name, pattern) for name in names) if "*" in pattern else pattern in names
 
 
 def _with_blocks(settings: LayerSettings, blocks: Iterable[BlockConfig]) -> LayerSettings:

@@ -398,7 +398,7 @@ class RecipeConfig(Section):
     """The text encoder (SDXL: the first, CLIP-L)."""
     text_encoder_2: TextEncoderConfig = TextEncoderConfig()
     """SDXL's second text encoder (OpenCLIP bigG)."""
-    blocks: tuple[BlockConfig, ...] | None = Field(default=None, strict=False, min_length=1, max_length=100)
+    blocks: tuple[BlockConfig, ...] | None = Field(default=None, strict=False, min_length=1, max_length=2000)
     """Ranks, alphas and learning rates of some layers; later entries take precedence; default: none."""
     dropout: ShareBelowOne = Field(default=0.0, title="LoRA dropout")
     """Dropout inside the LoRA, against overfitting (kohya: network_dropout); typically 0.1 to 0.3; 0: off."""

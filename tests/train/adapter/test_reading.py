@@ -16,8 +16,9 @@ from torch import Tensor
 from tests.support.loras import EVERYTHING, Models, merge, random_weights
 from trainer.adapter.applied import AppliedLoras
 from trainer.adapter.attach import Adapter, initial_weights
-from trainer.adapter.continuing import continue_from
+from trainer.adapter.continuing import continue_from, layers_of_file
 from trainer.adapter.export import export_lora
+from trainer.adapter.layers import trained_layers
 from trainer.adapter.names import Slot
 from trainer.adapter.reading import LoraWeights, read_lora
 from trainer.config.base import Family
@@ -290,6 +291,37 @@ def test_layers_that_the_file_lacks_start_afresh(tmp_path: Path) -> None:
     fresh = [slot for slot in large.slots if slot.kohya not in small.rank]
     assert fresh
     assert all(start[slot.down].any() and not start[slot.up].any() for slot in fresh)
+
+
+UNEVEN = {"blocks": [{"match": "unet.mid_block.*", "rank": 2}, {"match": "*.attn2.to_k", "rank": 7}]}
+
+
+@pytest.mark.parametrize(
+    ("trained", "recipe", "found"),
+    [
+        (UNEVEN, {}, {2, 7}),
+        (UNEVEN, {"conv_rank": 9}, {2, 3, 7}),
+        (UNEVEN, UNEVEN, set()),
+        ({}, {"rank": 8}, set()),  # recipe.rank = 4 is enough
+        (UNEVEN, {"blocks": [{"match": "unet.*", "rank": 9}]}, set()),  # stated by the user
+        (UNEVEN, {"blocks": [{"match": "unet.*", "rate_factor": 0.5}]}, {2, 7}),
+    ],
+)
+def test_a_file_with_different_ranks_gives_those_that_the_recipe_lacks(
+    trained: dict[str, Any], recipe: dict[str, Any], found: set[int], tmp_path: Path
+) -> None:
+    first, second = (RecipeConfig.model_validate(EVERYTHING.model_dump() | changes) for changes in (trained, recipe))
+    adapter = Models.copies("sdxl").attach(first)
+    weights = {key: weight.detach().float() for key, weight in adapter.parameters.items()}
+    export_lora(tmp_path / "a.safetensors", weights, adapter, {})
+    entries = layers_of_file(tmp_path / "a.safetensors", second, "sdxl", adapter.table)
+    assert {entry.rank for entry in entries} == found
+    if entries:
+        blocks = (*(second.blocks or ()), *entries)
+        settings = trained_layers(adapter.table, second.replaced(blocks=blocks))
+        assert {slot.kohya: size.rank for slot, size in settings.items()} == adapter.rank
+        before = trained_layers(adapter.table, second)
+        assert all(size.alpha / size.rank == before[slot].alpha / before[slot].rank for slot, size in settings.items())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from trainer.adapter.continuing import layers_of_file
 from trainer.adapter.layers import trained_layers
 from trainer.adapter.names import slots
 from trainer.base.source import BaseSource, open_base
@@ -108,6 +109,7 @@ def _start(
     reporter.notice("base", " ".join([f"{source.description}.", *source.evidence]))
     source.require_weights()
     frozen, dataset = freeze(job, source, reporter)
+    frozen = with_ranks_of_lora(frozen, source, reporter)
     require_usable_lora(frozen, source)
     cap_memory(torch.device(frozen.fit.device or "cpu"))  # before autotuning, whose timings must not include spilling
     planned = PlannedFit(frozen.fit)
@@ -197,6 +199,26 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     if source.revision:  # a branch may get new commits; the run keeps the commit it started with
         frozen = frozen.replaced(base=frozen.base.replaced(revision=source.revision))
     return frozen, dataset
+
+
+def with_ranks_of_lora(job: Job, source: BaseSource, reporter: Reporter) -> Job:
+    """Return the job with the ranks of the LoRA to continue from, if they differ between its layers.
+
+    A resized LoRA and the plain copy of another method have such ranks. Raises LoraFileError and JobError.
+    """
+    if not job.base.continue_from:
+        return job
+    table = slots(source.family, source.unet_config, source.text_configs)
+    entries = layers_of_file(Path(job.base.continue_from), job.recipe, source.family, table)
+    if not entries:
+        return job
+    ranks = [entry.rank for entry in entries if entry.rank is not None]
+    reporter.notice(
+        "ranks",
+        f"{len(entries)} layers of {Path(job.base.continue_from).name} have other ranks than the recipe's: "
+        f"{min(ranks)} to {max(ranks)}. They are trained with the file's ranks and the recipe's alpha / rank.",
+    )
+    return job.replaced(recipe=job.recipe.replaced(blocks=(*(job.recipe.blocks or ()), *entries)))
 
 
 def require_usable_lora(job: Job, source: BaseSource) -> None:

@@ -122,6 +122,38 @@ def test_a_dora_is_continued_from_its_file(shared: Path) -> None:
         start(job, [f"base.continue_from={first.as_posix()}"], Watcher())
 
 
+def test_a_lora_whose_layers_have_different_ranks_is_continued_with_them(shared: Path, tmp_path: Path) -> None:
+    """The copy of a LoHa has as many ranks as each layer needs; a resumed run has to remember them."""
+    base = tiny_base("sd15", shared / "bases", depth=1)
+    first = train(
+        write_job(tmp_path / "first", base, shared / "pictures"),
+        ["recipe.steps=2", "recipe.adapter=loha", "recipe.rank=6", "recipe.learning_rate=0.01", "output.dtype=fp32"],
+    ).with_stem("test-lora")
+    ranks = {
+        key.partition(".")[0]: len(value)
+        for key, value in safetensors.torch.load_file(first).items()
+        if "lora_down" in key
+    }
+    assert len(set(ranks.values())) > 1
+    job = write_job(tmp_path / "second", base, shared / "pictures")
+    watcher = Watcher(stop_at(1, job))
+    settings = ["recipe.steps=2", "recipe.learning_rate=1e-12", f"base.continue_from={first.as_posix()}"]
+    assert start(job, [*settings, "output.dtype=fp32", "report.previews.prompts=[]"], watcher) == 75
+    assert resume(run_of(job), watcher) == 0
+    (notice,) = {event.sentence for event in watcher.of(events.Notice) if event.code == "ranks"}  # type: ignore[attr-defined]
+    assert "test-lora.safetensors" in notice
+    tensors = safetensors.torch.load_file(first), safetensors.torch.load_file(run_of(job).output / "test.safetensors")
+    for layer, rank in ranks.items():
+        products = []
+        for each in tensors:
+            up, down = each[f"{layer}.lora_up.weight"], each[f"{layer}.lora_down.weight"]
+            assert len(down) == rank
+            products.append(up.flatten(1) @ down.flatten(1) * each[f"{layer}.alpha"] / rank)
+        torch.testing.assert_close(products[1], products[0], rtol=0, atol=1e-6)
+    scales = {round(float(tensors[1][f"{layer}.alpha"]) / rank, 6) for layer, rank in ranks.items()}
+    assert len(scales) == 1  # the recipe's
+
+
 @pytest.mark.parametrize("family", ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_either_form_of_a_base_gives_the_same_lora(shared: Path, tmp_path: Path, family: str) -> None:
     loras = []
