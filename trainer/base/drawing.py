@@ -179,7 +179,7 @@ def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:
         pipeline = diffusers.StableDiffusionPipeline(vae=None, **components)
     pipeline.set_progress_bar_config(disable=True)
     # Even a bar that is off creates a lock for several processes, whose semaphore a run that is killed would leave.
-    pipeline_utils.tqdm.set_lock(threading.RLock())
+    pipeline_utils.tqdm.set_lock(threading.RLock())  # type: ignore[attr-defined]
     return pipeline
 
 
