@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.adapter.attach import Adapter, attach, models_by_part
+from trainer.adapter.names import Slot
 from trainer.base.encoding import TextConditioning
 from trainer.base.families import FAMILIES, TextEncoder
 from trainer.base.quantized import quantize_linears, set_int8_directions
@@ -30,7 +31,7 @@ from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.config.lr_schedule import Segment
 from trainer.dataset.cache_keys import LATENT_SCALE
 from trainer.memory.trace.memory_trace import MemoryTrace
-from trainer.memory.trace.recorder import Tracer, recording
+from trainer.memory.trace.recorder import Times, Tracer, recording
 from trainer.memory.trace.workload import Workload
 from trainer.protocol.forecast import load_phase
 from trainer.training.build import RunParts, assemble_engine
@@ -82,11 +83,23 @@ def bare_vae(workload: Workload) -> AutoencoderKL:
     return vae
 
 
-def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Placed:
-    """Place a model's weights as loading does, and return the model; the source tensors are never read or written."""
+def place(
+    model: Placed,
+    dtype: torch.dtype,
+    placer: Placer | None = None,
+    on_read: Callable[[str], None] = lambda _: None,
+) -> Placed:
+    """Place a model's weights as loading does, and return the model; the source tensors are never read or written.
+
+    ``on_read`` is called with the path of each weight before the weight is placed.
+    """
+
+    def read(name: str, shape: torch.Size) -> Tensor:
+        on_read(name)
+        return torch.empty(shape, dtype=dtype)
+
     stored = {
-        name: StoredTensor(weight, partial(torch.empty, weight.shape, dtype=dtype))
-        for name, weight in model.named_parameters()
+        name: StoredTensor(weight, partial(read, name, weight.shape)) for name, weight in model.named_parameters()
     }
     place_weights(model, stored, source=_SOURCE, dtype=dtype, device=META, placer=placer)
     return model
@@ -109,46 +122,86 @@ class TracedModels:
     """Trace of placing everything that stays for the run, in the order of build_engine."""
 
 
-def empty_engine(workload: Workload) -> Engine:
+def empty_engine(workload: Workload, times: Times | None = None) -> Engine:
     """Return the engine as a run builds it at step 0, on models without weights and without data.
 
     It uses the models of `traced_models`, so only one engine of equal workloads may be in use at a time.
     """
-    models = traced_models(workload)
+    models = traced_models(workload, times)
     for weight in models.adapter.parameters.values():
         weight.grad = None  # may be left by a trace that was interrupted
     return _engine_of(workload, models.unet, models.stream, models.encoders, models.adapter, META)
 
 
-def traced_models(workload: Workload) -> TracedModels:
-    """Return the workload's models and the trace of loading them.
+def engine_of_keys(workload: Workload, traced: Engine, keys: Sequence[tuple[str, str, int]]) -> Engine:
+    """Return an engine for more weights than ``traced`` has, each like one of its weights; its models lack them.
+
+    ``keys`` contains the key of each weight, that of the weight in ``traced``, and a number, in order; weights of equal
+    numbers share memory if the traced ones do.
+    """
+    known = traced.adapter
+    made: dict[tuple[int, int], Tensor] = {}
+    weights: dict[str, nn.Parameter] = {}
+    for key, source, number in keys:
+        weight = known.parameters[source]
+        storage = weight.untyped_storage()
+        whole = made.setdefault(
+            (storage._cdata, number),
+            torch.empty(storage.nbytes() // weight.itemsize, dtype=weight.dtype, device=weight.device),
+        )
+        weights[key] = nn.Parameter(
+            whole.as_strided(weight.shape, weight.stride(), weight.storage_offset()), weight.requires_grad
+        )
+    adapter = replace(
+        known,
+        parameters=weights,
+        zero_keys={key for key, source, _ in keys if source in known.zero_keys},
+        rate_factor_of={key: known.rate_factor_of[source] for key, source, _ in keys if source in known.rate_factor_of},
+        part_of={key: known.part_of[source] for key, source, _ in keys if source in known.part_of},
+        slots=tuple(_slots_of_keys(known, keys)),
+    )
+    models = traced.models
+    return _engine_of(workload, models.unet, models.stream, models.text_encoders, adapter, META)
+
+
+def _slots_of_keys(known: Adapter, keys: Sequence[tuple[str, str, int]]) -> Iterator[Slot]:
+    """Yield the layers of weights that are like those of known layers."""
+    by_down = {slot.down: slot for slot in known.slots}
+    for key, source, _ in keys:
+        if source in by_down:
+            yield replace(by_down[source], kohya=key.partition(".")[0])
+
+
+def traced_models(workload: Workload, times: Times | None = None) -> TracedModels:
+    """Return the workload's models and the trace of loading them, in which operations count ``times``; see `Tracer`.
 
     The latest `KEPT_MODELS` are kept (50 MB of main memory each) and reused for equal workloads, because attaching the
     adapter to SDXL with PEFT takes longer than tracing a micro-batch.
     """
-    key = workload.key("load")
+    key = workload.key("load"), times is not None
     if key not in _latest:
         while len(_latest) >= KEPT_MODELS:
             del _latest[next(iter(_latest))]
-        _latest[key] = _build(workload)
+        _latest[key] = _build(workload, times)
     return _latest[key]
 
 
 KEPT_MODELS = 3
 """Number of models to keep: a search switches between unquantized, streamed and 8-bit bases."""
-_latest: dict[str, TracedModels] = {}
-"""The latest models, by the workload's key for loading; the oldest first."""
+_latest: dict[tuple[str, bool], TracedModels] = {}
+"""The latest models, by the workload's key for loading and whether they stand for larger ones; the oldest first."""
 
 
-def _build(workload: Workload) -> TracedModels:
+def _build(workload: Workload, times: Times | None) -> TracedModels:
     (unet, placer, stream), dtype = bare_unet(workload), dtype_of(workload)
     encoders = bare_text_encoders(workload) if workload.trained_texts else []
     name = load_phase(workload.fit.quantize)
-    with recording("math") as tracer:
+    with recording("math", times) as tracer:
         if stream:
             stream.on_freed = partial(_record_move_to_host, tracer)
         with tracer.stage(name):
-            place(unet, dtype, placer)
+            place(unet, dtype, placer, lambda path: setattr(tracer, "placing", f"unet.{path}"))
+            tracer.placing = ""
         with tracer.stage("load"):
             for encoder in encoders:
                 place(encoder, dtype)
@@ -243,6 +296,15 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
             elif id(weight) not in streamed:
                 tracer.label(weight, "weights", f"{part}.{path.rpartition('.')[0]}", f"{part}.{path}")
         tracer.watch(part, model)
+    label_masters(tracer, engine, modules)
+    schedule = engine.noise_schedule
+    for name in ("alphas_cumprod", "snr", "signal", "sigma"):
+        tracer.label(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
+    return modules
+
+
+def label_masters(tracer: Tracer, engine: Engine, modules: Mapping[str, str]) -> None:
+    """Label the adapter's weights; ``modules`` contains the module of each by key."""
     for key, weight in engine.adapter.parameters.items():
         tracer.label(weight, "adapter", modules[key], f"working.{key}")
     for key, master in engine.master_weights.masters.items():
@@ -251,10 +313,6 @@ def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
         tracer.label(average, "adapter", modules[key], f"ema.{key}")
     for key in engine.adapter.zero_keys & engine.master_weights.masters.keys():
         tracer.mark_zero(engine.master_weights.masters[key])
-    schedule = engine.noise_schedule
-    for name in ("alphas_cumprod", "snr", "signal", "sigma"):
-        tracer.label(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
-    return modules
 
 
 def _follow_stream(tracer: Tracer, engine: Engine) -> frozenset[int]:

@@ -9,7 +9,8 @@ Each function returns the traces of its phase in order; they are replayed after 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +38,8 @@ from trainer.memory.trace.meta_models import (
     place,
     traced_models,
 )
-from trainer.memory.trace.recorder import Tracer, recording
+from trainer.memory.trace.recorder import Times, Tracer, recording
+from trainer.memory.trace.repeat import NotRepeatedError, repetition
 from trainer.memory.trace.workload import Workload, sizes_of_parts
 from trainer.training.callbacks.lora_export import export_mode, preview_mode
 from trainer.training.callbacks.validation import losses_of_image
@@ -58,12 +60,12 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 def load(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace placing base, adapter and master weights tensor by tensor; return no traces for a quantized base."""
-    return () if workload.fit.is_quantized else (traced_models(workload).loading,)
+    return () if workload.fit.is_quantized else _repeated(workload, _loading)
 
 
 def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace loading a quantized base: each weight is copied to the GPU in 16 bits, then stored there in 8 or 4 bits."""
-    return (traced_models(workload).loading,) if workload.fit.is_quantized else ()
+    return _repeated(workload, _loading) if workload.fit.is_quantized else ()
 
 
 def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
@@ -104,19 +106,23 @@ def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 def validate(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace measuring the loss of one image of the largest shape at every validation timestep."""
-    engine = empty_engine(workload)
+    return _repeated(workload, _validate)
+
+
+def _validate(workload: Workload, times: Times | None) -> tuple[MemoryTrace, ...]:
+    engine = empty_engine(workload, times)
     width, height = size = (workload.validation_buckets or workload.buckets)[0].size
     stage, traces = f"validate {width}x{height}", []
-    with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
+    with recording(attention_kernel(workload.fit.attention, dtype_of(workload)), times) as tracer:
         label_engine(tracer, engine)
         tracer.cut("weights")
         with tracer.stage(stage), export_mode(engine):
-            for count, times in Counter(
+            for count, parts in Counter(
                 sizes_of_parts(workload.validation_timesteps, workload.fit.micro_batch or 1)
             ).items():
                 batch = replace(micro_batch(workload, size, count), mask=None, input_noise=None)
                 losses_of_image(engine.models, engine.noise_schedule, [batch], META)
-                traces.append(_scale_work(tracer.cut("part"), {stage: times}))
+                traces.append(_scale_work(tracer.cut("part"), {stage: parts}))
         traces.append(tracer.cut("end"))
     return (join("validate", traces),)
 
@@ -127,10 +133,12 @@ def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
     Of prompts that need the same memory, only one is sampled, in a few steps; its work is scaled up to all prompts
     and steps.
     """
-    if not workload.previews:
-        return ()
-    engine, vae = empty_engine(workload), bare_vae(workload)
-    with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
+    return _repeated(workload, _preview) if workload.previews else ()
+
+
+def _preview(workload: Workload, times: Times | None) -> tuple[MemoryTrace, ...]:
+    engine, vae = empty_engine(workload, times), bare_vae(workload)
+    with recording(attention_kernel(workload.fit.attention, dtype_of(workload)), times) as tracer:
         label_engine(tracer, engine)
         weights = tracer.cut("weights")
         leaving = _offloaded_storages(engine, weights) if workload.fit.preview_offload else []
@@ -168,6 +176,24 @@ def save(workload: Workload) -> tuple[MemoryTrace, ...]:
             pass
         trace = tracer.cut("save")
     return (trace,)
+
+
+def _repeated(
+    workload: Workload, trace: Callable[[Workload, Times | None], tuple[MemoryTrace, ...]]
+) -> tuple[MemoryTrace, ...]:
+    """Return the traces of a phase, if possible recorded on a UNet with few transformer blocks.
+
+    Averages are computed and swapped in by operations on all weights at once, which cannot be repeated block by block.
+    """
+    averages = workload.recipe.optimizer.method.averages or workload.recipe.ema_decay
+    with suppress(NotRepeatedError):
+        if not averages and (short := repetition(workload)) is not None:
+            return tuple(map(short.extended, trace(short.workload, short.times)))
+    return trace(workload, None)
+
+
+def _loading(workload: Workload, times: Times | None) -> tuple[MemoryTrace, ...]:
+    return (traced_models(workload, times).loading,)
 
 
 def _vae_dtype(workload: Workload) -> torch.dtype:

@@ -31,6 +31,9 @@ from trainer.training.acceleration.throughput import is_allocation, is_view
 
 aten = torch.ops.aten
 
+Times = Callable[[str], int]
+"""Function that returns how many operations one in a module, or on a module's weight, stands for."""
+
 # cuBLAS allocates one workspace for each thread that multiplies matrices (the caller's and autograd's) and keeps it.
 # Its size depends on the GPU: this is the size on consumer GPUs, and a replay replaces it with the right one.
 CUBLAS_WORKSPACE = 8_519_680
@@ -121,8 +124,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     "cudnn", as large as the three operands together. cuBLAS's workspaces have names and the module "cublas".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, times: Times | None = None) -> None:
+        """Create a tracer; without ``times``, each operation counts once."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._times = times
+        self.placing = ""
+        """Path of the weight that is being placed, which stands for a module in ``times``."""
         self._operators: dict[OpOverload, _Operator] = {}
         self._calls: dict[tuple[Any, ...], _Call] = {}
         # By address, which PyTorch may reuse as soon as a storage is freed, so entries must be removed at that moment.
@@ -147,6 +154,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._node_numbers = [0]
         self._node_modules = [""]
         self._last_node_module = ""
+        self._counted = ""
         self._hooks: list[Any] = []
 
     def close(self) -> None:
@@ -212,8 +220,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         self._update_stage()
         # A storage without a name gets one here, since a later trace can free it only by name.
-        for number, live in enumerate(self._alive.values()):
+        number = 0
+        for live in self._alive.values():
             live.name = live.name or f"{name}:{number}"
+            number += 1 if self._times is None else self._times(live.module)
         trace = MemoryTrace(
             name=name,
             storages=tuple(self._as_storage(storage) for storage in self._storages),
@@ -320,7 +330,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operator.allocates:
             return
         done = (self._stage, key)
-        self._work[done] = self._work.get(done, 0) + 1
+        self._work[done] = self._work.get(done, 0) + (1 if self._times is None else self._times(self._counted_module()))
         for size in call.hidden:
             self._record_buffer(Storage(size, "temporary", self._module(), self._stage))
         # Backward and recomputation run on autograd's thread, whose cuBLAS handle has a workspace of its own.
@@ -416,14 +426,34 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the path of the module that is running, or whose backward is running."""
         if self._stage != "backward":
             return self._modules[-1]
-        node: Any = torch._C._current_autograd_node()
-        if node is not None:
-            # Autograd numbers nodes in the order of their creation, which tells the module that created this one.
-            number = node._sequence_nr()
-            # Nodes that accumulate weight gradients have the highest possible number: they keep the module before them.
-            if number < torch._C._autograd._get_sequence_nr():
-                self._last_node_module = self._node_modules[bisect_right(self._node_numbers, number) - 1]
+        module = self._module_of_node()
+        if module is not None:
+            self._last_node_module = module
         return self._last_node_module
+
+    def _module_of_node(self) -> str | None:
+        """Return the module that created the autograd node that is running; None if that is unknown."""
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            return None
+        # Autograd numbers nodes in the order of their creation, which tells the module that created this one.
+        number = node._sequence_nr()
+        # Nodes that accumulate weight gradients have the highest possible number: they keep the module before them.
+        if number >= torch._C._autograd._get_sequence_nr():
+            return None
+        return self._node_modules[bisect_right(self._node_numbers, number) - 1]
+
+    def _counted_module(self) -> str:
+        """Return the module or weight to count an operation for, even where storages belong to none.
+
+        What a node of autograd recomputes by itself, and the backward of that, counts for the module of the node.
+        """
+        if self.placing:
+            return self.placing
+        if self._stage not in ("backward", "recompute") or len(self._modules) > 1:
+            return self._modules[-1]
+        self._counted = self._module_of_node() or self._counted
+        return self._counted
 
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
         self._modules.append(name)
@@ -482,12 +512,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
+def recording(kernel: AttentionKernel, times: Times | None = None) -> Iterator[Tracer]:
     """Yield an active tracer; operations allocate as on a GPU that computes attention with ``kernel``.
+
+    ``times`` is as in `Tracer`.
 
     This replaces functions of PyTorch for the whole process, so nothing else may use PyTorch during the block.
     """
-    tracer = Tracer()
+    tracer = Tracer(times)
     collecting = gc.isenabled()
     gc.disable()  # otherwise storages in reference cycles would be freed at unpredictable moments
     try:

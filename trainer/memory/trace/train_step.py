@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,8 +15,17 @@ from trainer.config.methods import PAGED_FROM
 from trainer.memory.trace.cuda_kernels import attention_kernel
 from trainer.memory.trace.derive import join
 from trainer.memory.trace.memory_trace import MemoryTrace
-from trainer.memory.trace.meta_models import META, dtype_of, empty_engine, label_engine, micro_batch
+from trainer.memory.trace.meta_models import (
+    META,
+    dtype_of,
+    empty_engine,
+    engine_of_keys,
+    label_engine,
+    label_masters,
+    micro_batch,
+)
 from trainer.memory.trace.recorder import Tracer, recording
+from trainer.memory.trace.repeat import NotRepeatedError, Repetition, at_block, repetition
 from trainer.memory.trace.workload import Workload
 from trainer.training.engine import Engine
 from trainer.training.optim.master_weights import measure
@@ -50,19 +60,64 @@ def trace_micro(
 
     ``with_optimizer`` also traces what `trace_optimizer` does, at a third of its time.
     """
+    with suppress(NotRepeatedError):
+        if (short := repetition(workload)) is not None:
+            return _repeated_micro(workload, short, buckets, images, with_optimizer=with_optimizer)
     engine = empty_engine(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
-        work = _Training(workload, engine, tracer)
+        work = _Training(workload, engine, tracer, label_engine(tracer, engine))
         weights = tracer.cut("weights")
         begin = work.begin_step()
         steps = {bucket: work.micro_step(bucket, images) for bucket in buckets}
-        first, more = work.accumulate("accumulate_first"), work.accumulate("accumulate_more")
-        optimizer = work.optimizer_steps() if with_optimizer else ()
+        return _micro_traces(weights, begin, steps, work, with_optimizer=with_optimizer)
+
+
+def _repeated_micro(
+    workload: Workload, short: Repetition, buckets: Sequence[Size], images: int, *, with_optimizer: bool
+) -> MicroTraces:
+    """Return what `trace_micro` returns, traced on a UNet with few transformer blocks.
+
+    Gradients are accumulated, and the optimizer steps, on the weights of the whole adapter: both work on lists of all
+    weights. Raises NotRepeatedError if the blocks differ in more than their number.
+    """
+    engine = empty_engine(short.workload, short.times)
+    kernel = attention_kernel(workload.fit.attention, dtype_of(workload))
+    with recording(kernel, short.times) as tracer:
+        work = _Training(short.workload, engine, tracer, label_engine(tracer, engine))
+        weights = short.extended(tracer.cut("weights"))
+        begin = work.begin_step()
+        steps = {bucket: short.extended(work.micro_step(bucket, images)) for bucket in buckets}
+    keys = list(short.keys({key: work.modules[key] for key in engine.adapter.parameters}))
+    whole = engine_of_keys(workload, engine, keys)
+    with recording(kernel) as tracer:
+        modules = {key: at_block(work.modules[traced], number) for key, traced, number in keys}
+        rest = _Training(workload, whole, tracer, modules)
+        rest.slots = {
+            key: work.slots[traced]._replace(storage=(work.slots[traced].storage, number))
+            for key, traced, number in keys
+            if traced in work.slots
+        }
+        label_masters(tracer, whole, modules)
+        rest.begin_step()
+        tracer.cut("weights")
+        return _micro_traces(weights, begin, steps, rest, with_optimizer=with_optimizer)
+
+
+def _micro_traces(
+    weights: MemoryTrace,
+    begin: MemoryTrace,
+    steps: Mapping[Size, MemoryTrace],
+    work: _Training,
+    *,
+    with_optimizer: bool,
+) -> MicroTraces:
+    """Return traces of micro-batches, of which accumulating gradients is traced here, for all buckets at once."""
+    first, more = work.accumulate("accumulate_first"), work.accumulate("accumulate_more")
     return MicroTraces(
         weights=weights,
         first={bucket: join("micro_first", (begin, step, first)) for bucket, step in steps.items()},
         more={bucket: join("micro_more", (step, more)) for bucket, step in steps.items()},
-        optimizer=optimizer,
+        optimizer=work.optimizer_steps() if with_optimizer else (),
     )
 
 
@@ -74,7 +129,7 @@ def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
     """
     engine = empty_engine(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
-        work = _Training(workload, engine, tracer)
+        work = _Training(workload, engine, tracer, label_engine(tracer, engine))
         work.begin_step()
         work.micro_step(SMALLEST, 1)
         work.accumulate("")  # cut off under no name: only its effect on the gradients is needed here
@@ -84,7 +139,7 @@ def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
 class _GradientSlot(NamedTuple):
     """Memory of a gradient; several gradients share a storage if their layers are computed together."""
 
-    storage: int
+    storage: Hashable
     bytes: int
     """Bytes of the whole storage."""
     offset: int
@@ -98,11 +153,12 @@ class _Training:
     one ends. Therefore, micro_step and accumulate drop and create gradients outside of their traces.
     """
 
-    def __init__(self, workload: Workload, engine: Engine, tracer: Tracer) -> None:
+    def __init__(self, workload: Workload, engine: Engine, tracer: Tracer, modules: Mapping[str, str]) -> None:
+        """Create an engine's parts; ``modules`` contains the module of each weight by key."""
         self.workload = workload
         self.engine = engine
         self.tracer = tracer
-        self.modules = label_engine(tracer, engine)
+        self.modules = modules
         self.total: Tensor | None = None
         self.slots: dict[str, _GradientSlot] = {}
         """Memory of the working weights' gradients, by the weights' keys; weights that get no gradient are missing."""
@@ -133,7 +189,7 @@ class _Training:
         """Trace adding the working weights' gradients (created before the trace) to the master weights' gradients."""
         masters = self.engine.master_weights
         # One buffer for each storage: layers computed together share one, which is freed with its last gradient.
-        buffers: dict[int, Tensor] = {}
+        buffers: dict[Hashable, Tensor] = {}
         for key, place in self.slots.items():
             weight = masters.working[key]
             if place.storage not in buffers:
