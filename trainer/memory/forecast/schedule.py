@@ -44,7 +44,7 @@ BatchComposition = tuple[Part, ...]
 MOST_EPOCHS = 8
 DRIVER_BYTES = 64 << 10
 """Bytes that the driver uses for each operation in a CUDA graph, according to PyTorch's authors; not measured."""
-GRAPH_RULES = 2
+GRAPH_RULES = 3
 """Version of the rules for replaying runs with CUDA graphs; increase it when the same traces give another result."""
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
 # Maximum rounds to replay until reserved memory stops growing; in each, every shape follows every other.
@@ -109,7 +109,7 @@ def graph_schedule(
 ) -> GraphSchedule:
     """Return the schedule for ``shapes`` CUDA graphs; ``steps`` are the training traces of the bounding shapes."""
     first, more = steps[0].micro_first, steps[0].micro_more
-    accumulated, eager, difference, freed = _gradient_copies(first)
+    accumulated, eager, difference, freed = _gradient_copies(steps[0].weights)
     return GraphSchedule(
         kept=(_kept(first, more, shapes),),
         eager=(accumulated, more, eager),
@@ -128,25 +128,29 @@ def _kept(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
     """
     # Every graph has a node for each operation of a micro-batch.
     driver = shapes * DRIVER_BYTES * sum(work.count for work in more.work)
-    storages = (*_gradients(first, "kept"), Storage(driver, "temporary", "graphs", "graphs", "graphs.driver"))
+    on_driver = Storage(driver, "temporary", "graphs", "graphs", "graphs.driver")
+    storages = (*_named(first, "master_gradient.", "kept"), on_driver)
     return MemoryTrace("graphs", storages, np.arange(len(storages), dtype=np.int32), ())
 
 
 @lru_cache(maxsize=8)
-def _gradient_copies(first: MemoryTrace) -> tuple[MemoryTrace, ...]:
-    """Return traces that allocate three copies of the gradients one by one, and a last trace that frees all three."""
-    copies = [_gradients(first, name) for name in ("accumulated", "eager", "difference")]
+def _gradient_copies(weights: MemoryTrace) -> tuple[MemoryTrace, ...]:
+    """Return traces that allocate three copies of the gradients one by one, and a last trace that frees all three.
+
+    The gradients share one block of memory, but a copy has a tensor for each master weight that ``weights`` places.
+    """
+    copies = [_named(weights, "master.", name) for name in ("accumulated", "eager", "difference")]
     born = (MemoryTrace("graphs", each, np.arange(len(each), dtype=np.int32), ()) for each in copies)
     everything = tuple(storage for each in copies for storage in each)
     return (*born, MemoryTrace("graphs", everything, ~np.arange(len(everything), dtype=np.int32), ()))
 
 
-def _gradients(first: MemoryTrace, copy: str) -> tuple[Storage, ...]:
-    """Return storages for a copy of all gradients of the master weights, which ``first`` allocates."""
+def _named(trace: MemoryTrace, start: str, copy: str) -> tuple[Storage, ...]:
+    """Return storages for copies of those in ``trace`` whose names begin with ``start``."""
     return tuple(
         Storage(each.bytes, "gradients", "graphs", "graphs", f"graphs.{copy}.{each.name}")
-        for each in first.storages
-        if (each.name or "").startswith("master_gradient.")
+        for each in trace.storages
+        if (each.name or "").startswith(start)
     )
 
 

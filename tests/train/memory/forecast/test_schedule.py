@@ -313,10 +313,13 @@ def test_what_was_recorded_stays_taken_and_serves_nobody(traces: TraceLibrary) -
     captured = reserved_by(pool, graphs.recorded)
     replay(graphs.compared, beside, simulation.names, SITUATION.workspace_bytes)
     assert (found.reserved, found.allocated) == (beside.reserved + captured, beside.allocated + pool.allocated)
-    adapter = sum(each.bytes for each in plain.steps(SIZES[0]).weights.storages if each.name.startswith("master."))  # type: ignore[union-attr]
+    masters = [each.bytes for each in plain.steps(SIZES[0]).weights.storages if each.name.startswith("master.")]  # type: ignore[union-attr]
+    accumulated, _, eager = graphs.eager
+    for copy in (accumulated, eager, graphs.compared[0]):  # gradients are copied one by one
+        assert [each.bytes for each in copy.storages] == masters
     (kept,) = graphs.kept
     operations = sum(work.count for work in plain.steps(SIZES[0]).micro_more.work)
-    assert [each.bytes for each in kept.storages] == [adapter, operations * DRIVER_BYTES]
+    assert [each.bytes for each in kept.storages] == [sum(masters), operations * DRIVER_BYTES]
     found = found.copy(None)
     found.empty_cache()
     beside.empty_cache()
