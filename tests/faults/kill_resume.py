@@ -57,9 +57,9 @@ LIBRARIES = [
 LIBRARIES += ["trainer.training.run.start", "bitsandbytes.optim", "prodigyopt", "transformers.optimization"]
 # Seconds after an event: most of a phase's work is done between two events.
 DELAYS = (0.0, 0.0, 0.01, 0.03, 0.1, 0.3)
-# Events that occur in every run; progress events depend on time.
-# In files above 1 MiB, kohya's legacy hash is of bytes that move with the length of the time in the metadata before them.
+# In files above 1 MiB, kohya's legacy hash is of bytes that move with the length of the time in the metadata.
 OF_THE_TIME = (*TIME_KEYS, "sshs_legacy_hash")
+# Events that occur in every run; progress events depend on time.
 STEADY = ("phase_started", "phase_finished", "step", "validation", "checkpoint", "saved", "preview")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "caching": ("phase_started:cache_pictures", "phase_started:cache_texts"),
