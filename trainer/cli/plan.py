@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer.memory.planner.request import PlanRequest
     from trainer.memory.planner.suggestions import PaddingSaved
     from trainer.memory.trace.library import TraceLibrary
-    from trainer.protocol.plan import KnownPeak
+    from trainer.protocol.plan import KnownPeak, PlanEstimate
 
 # A plan creates millions of long-lived objects; collecting garbage as often as by default would cost 10 %.
 GC_THRESHOLD = 200_000
@@ -72,8 +72,10 @@ def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Na
     from trainer.cli.planning import as_json, planned_for
 
     if options.json:
-        planned = planned_for(request, traces)
+        estimates: list[PlanEstimate] = []
+        planned = planned_for(request, traces, on_estimate=estimates.append)
         details = {
+            "estimate": to_record(estimates[0]) if estimates else None,
             "known_peaks": [to_record(peak) for peak in _known_peaks(request, planned, traces)],
             "optimizers": [to_record(row) for row in _optimizers(request, planned, traces)],
             "caption_padding": to_record(_padding_saved(request, planned, traces)),

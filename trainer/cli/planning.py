@@ -16,7 +16,8 @@ Serving does not require torch. Requests follow trainer/protocol/processes.py:
                                                      a preliminary "pick" with "fits" in "left_out" is sent first, whose
                                                      fit works: the previous pick, or the one that needs least memory
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it except
-                                                     for "known_peaks" and "optimizers"
+                                                     for "known_peaks", "optimizers", "caption_padding" and "estimate",
+                                                     which is what a similar recipe needs, or null if all was known
     {"id": 3, "state": "done", "sweep": {...}}       the configurations that fill the GPU best, as `plan --sweep --json`
                                                      prints them
 

@@ -79,11 +79,23 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
     assert f"{len(others) - len(small)} more optimizers keep at least as much state; --json lists them." in lines
     assert table[0].startswith("adamw (this job)") and "~" not in table[0] and "~" in table[2]
     assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states
+    assert found["estimate"] is None  # nothing similar is known
     peaks = {peak["peak"]: peak for peak in found["known_peaks"]}
     assert "".join(peaks) == "ABCDEFGHI" and peaks["A"]["reason"] == "not_quantized"
     training = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "train")
     workspaces = 20 * 2**20
     assert training["allocated"] - workspaces < peaks["E"]["bytes"] <= training["allocated"]
+
+
+@pytest.mark.slow
+def test_json_has_the_estimate_that_preceded_a_plan_of_new_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    one_fit = ("fit.gradient_checkpointing=none", "fit.micro_batch=1", "fit.quantize=none", "fit.stream=none")
+    keys = [word for key in ("recipe.dropout=0.1", *one_fit) for word in ("--set", key)]
+    assert cli.main(["plan", "--family", "sd15", "--recipe", "style", "--gpu", "12GB", "--json", *keys]) == 0
+    found = json.loads(capsys.readouterr().out)
+    estimate, forecast = found["estimate"], found["pick"]["forecast"]
+    assert estimate["fits"] is True and estimate["budget"] == forecast["budget"]
+    assert estimate["reserved"] == pytest.approx(forecast["reserved"], rel=0.2)
 
 
 def test_where_encoding_alone_takes_as_much_no_plan_is_called_smaller(
