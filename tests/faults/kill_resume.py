@@ -96,7 +96,10 @@ CASES: Mapping[str, tuple[str, ...]] = {
     ),
     "folder settings, bf16": (
         *("recipe.optimizer.name=adamw", "fit.dtype=bf16", "dataset.folders.0.resolutions=[64,96]"),
-        *("dataset.folders.0.captions={shuffle=true,dropout=0.3}", "dataset.folders.0.images={flip=true}"),
+        *(
+            "dataset.folders.0.captions={shuffle=true,dropout=0.3}",
+            "dataset.folders.0.images={flip=true,rotation=9,color_jitter=true}",
+        ),
         "dataset.folders.0.timestep_max=400",
     ),
     "adamw, fp16": ("recipe.optimizer.name=adamw", "fit.dtype=fp16", *LIVE, "recipe.rank=8", "recipe.alpha=4096"),

@@ -206,7 +206,7 @@ def _folder_without_effect(folder: FolderConfig, at: str, recipe: RecipeConfig) 
     measured, why = folder.kind == "validation", "validation uses whole captions and centered crops"
     for key in _DRAWN_CAPTION_KEYS:
         yield f"{at}captions.{key}", captions, measured, why
-    for key in ("crop", "flip"):
+    for key in ImagesOverlay.model_fields:
         yield f"{at}images.{key}", images, measured, why
     for key in TIMESTEP_LIMITS:
         yield at + key, folder, measured, "validation has its own timesteps (report.validation.timesteps)"

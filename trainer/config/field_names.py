@@ -83,6 +83,8 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "recipe.images.bucket_max": ("max_bucket_reso",),
     "recipe.images.max_upscale": ("bucket_no_upscale",),
     "recipe.images.crop": ("random_crop", "center_crop", "enable_crop_jitter"),
+    "recipe.images.rotation": ("random_rotate_max_angle", "enable_random_rotate", "random_rotate"),
+    "recipe.images.color_jitter": ("color_aug", "color_augmentation"),
     "recipe.images.flip": ("flip_aug", "random_flip", "enable_random_flip"),
     "recipe.captions.prefix": ("caption_prefix",),
     "recipe.captions.suffix": ("caption_suffix",),
@@ -204,7 +206,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "network_args": "set these as keys of [recipe], such as recipe.conv_rank",
     "optimizer_args": "set these as keys of [recipe.optimizer], such as recipe.optimizer.weight_decay",
     "lr_scheduler_args": "set these as keys of [recipe.schedule], such as recipe.schedule.cycles",
-    "color_aug": "color augmentation is not supported",
     "face_crop_aug_range": "cropping around faces is not supported; set crops in the app",
     "learning_rate_scaler": "learning rates are never scaled; set the final rate",
 }  # fmt: skip

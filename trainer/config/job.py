@@ -59,9 +59,9 @@ class CaptionOverlay(Section):
     """Caption settings of one folder; None for those of the recipe."""
 
 
-@_overlay_of(ImagesConfig, "recipe.images", ("crop", "flip"))
+@_overlay_of(ImagesConfig, "recipe.images", ("crop", "flip", "rotation", "color_jitter"))
 class ImagesOverlay(Section):
-    """Cropping and flipping in one folder; None for the recipe's settings."""
+    """Random changes of images in one folder; None for the recipe's settings."""
 
 
 class RecipeOverlay(Section):
@@ -143,7 +143,7 @@ class FolderConfig(Section):
     captions: CaptionOverlay | None = None
     """Caption settings that differ from the recipe's for this folder's images."""
     images: ImagesOverlay | None = None
-    """Cropping and flipping that differ from the recipe's for this folder's images."""
+    """Random changes that differ from the recipe's for this folder's images."""
 
     @property
     def overlays(self) -> tuple[RecipeOverlay | None, ...]:

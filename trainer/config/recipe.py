@@ -246,6 +246,10 @@ class ImagesConfig(Section):
     """Part to keep if an image does not match its bucket's shape; crops set in impasto.jsonl are applied first."""
     flip: bool = Field(default=False, title="Random flip")
     """Mirror half of the images at random (kohya: flip_aug); leave off for anything asymmetric, such as text."""
+    rotation: int | None = Field(default=None, ge=0, le=45)
+    """Turn each image by a random angle of up to so many degrees (OneTrainer: random rotation); default: off."""
+    color_jitter: bool | None = None
+    """Shift the hue or gamma of a third of the samples a little (kohya: color_aug); default: off."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error if the shortest bucket side is above the longest."""

@@ -73,7 +73,8 @@ class CacheKeys:
     def image_key(self, sample: Sample) -> str:
         """Return the cache key of a sample's latents.
 
-        It depends on the image and mask bytes, crop, bucket, flip, background, VAE, VAE dtype and encoder tiling.
+        It depends on the image and mask bytes, on what was drawn for its pixels, and on background, VAE, VAE dtype and
+        encoder tiling.
         """
         image = sample.image
         return content_key(
@@ -81,9 +82,7 @@ class CacheKeys:
             image.id,
             image.mask,
             image.mask_id,
-            sample.window,
-            image.bucket,
-            sample.flip,
+            *sample.pixels,
             self.job.dataset.background.lower(),
             self.vae_hash,
             self.job.fit.vae_dtype,

@@ -38,6 +38,7 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "bucket_reso_steps": int,
     "bucket_no_upscale": lambda value: 1.0 if value else 16.0,
     "flip_aug": bool,
+    "color_aug": bool,
     "random_crop": lambda value: "random" if value else "center",
     "shuffle_caption": bool,
     "caption_separator": str,
@@ -59,6 +60,8 @@ _ONETRAINER_MASKS: Mapping[str, float | bool] = {
     "unmasked_weight": 0.1,
     "normalize_masked_area_loss": False,
 }
+_ONETRAINER_IMAGE = ("enable_random_flip", "enable_crop_jitter", "enable_random_rotate")
+_LARGEST_ROTATION = 45
 _RESOLUTION = "recipe.resolution"
 _TABLES: Mapping[str, tuple[type[Section], Iterable[str]]] = {
     "recipe.captions": (CaptionConfig, CaptionOverlay.model_fields),
@@ -69,6 +72,8 @@ _TABLES: Mapping[str, tuple[type[Section], Iterable[str]]] = {
 _FOLDER_DEFAULTS: Mapping[str, object] = {
     **{f"{at}.{name}": table.model_fields[name].default for at, (table, names) in _TABLES.items() for name in names},
     "recipe.captions.secondary_separator": "",
+    "recipe.images.color_jitter": False,
+    "recipe.images.rotation": 0,
 }
 _MOST_NOTES = 100
 _CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularization"}
@@ -317,8 +322,11 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
     imported.state("recipe.images.flip", bool(image.get("enable_random_flip", True)), "enable_random_flip")
     crop = "random" if image.get("enable_crop_jitter", True) else "center"
     imported.state("recipe.images.crop", crop, "enable_crop_jitter")
+    if image.get("enable_random_rotate"):
+        angle = min(round(float(image.get("random_rotate_max_angle", 0.0))), _LARGEST_ROTATION)
+        imported.state("recipe.images.rotation", angle, "random_rotate_max_angle")
     for key, value in image.items():
-        if value and key.startswith("enable_") and key not in ("enable_random_flip", "enable_crop_jitter"):
+        if value and key.startswith("enable_") and key not in _ONETRAINER_IMAGE:
             imported.note(f"{key} is not supported.")
     if text.get("enable_tag_shuffling"):
         imported.state("recipe.captions.shuffle", value=True, origin="enable_tag_shuffling")

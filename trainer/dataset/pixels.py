@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import struct
 import threading
 import warnings
@@ -199,11 +200,11 @@ def crop_pixels(
     """Return a sample's sRGB pixels (height, width, 3) in bucket size, and its mask (height, width; 0 to 1) or None.
 
     The window is resampled to the bucket in one pass (Lanczos, with a prefilter when shrinking); pixels and mask are
-    mirrored for flipped samples. Raises DatasetError like `open_image`.
+    turned and mirrored as drawn for the sample. Raises DatasetError like `open_image`.
     """
     image = sample.image
     layers = _load_layers(image.path, max_megapixels)
-    pixels = np.asarray(_crop_colors(layers.on(background), sample))
+    pixels = np.asarray(_jittered(_crop_colors(layers.on(background), sample), sample))
     mask = layers.alpha if image.mask == "alpha" else None
     if image.mask == "file" and image.mask_path is not None:
         mask = load_upright(image.mask_path, "#000000", max_megapixels).convert("L")
@@ -236,8 +237,38 @@ def _crop_mask(mask: Image.Image, sample: Sample) -> Image.Image:
 def _to_bucket(
     image: Image.Image, box: tuple[float, float, float, float], sample: Sample, how: Image.Resampling
 ) -> Image.Image:
-    image = image.resize(sample.image.bucket, how, box)
+    image = _turned(image, box, sample, how) if sample.angle else image.resize(sample.image.bucket, how, box)
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if sample.flip else image
+
+
+def _turned(
+    image: Image.Image, box: tuple[float, float, float, float], sample: Sample, how: Image.Resampling
+) -> Image.Image:
+    """Return the box turned around its center and enlarged until no corner lies outside it, in bucket size.
+
+    It is first scaled so that turning neither shrinks nor enlarges it, because only scaling has a prefilter.
+    """
+    width, height = sample.image.bucket
+    whole = math.ceil(width / sample.zoom), math.ceil(height / sample.zoom)
+    cosine, sine = math.cos(math.radians(sample.angle)), math.sin(math.radians(sample.angle))
+    # For each pixel of the result, where it is in the scaled box; both are measured from their centers.
+    matrix = (
+        *(cosine, -sine, (whole[0] - cosine * width + sine * height) / 2),
+        *(sine, cosine, (whole[1] - sine * width - cosine * height) / 2),
+    )
+    smooth = Image.Resampling.BILINEAR if how == Image.Resampling.BOX else Image.Resampling.BICUBIC
+    return image.resize(whole, how, box).transform((width, height), Image.Transform.AFFINE, matrix, smooth)
+
+
+def _jittered(image: Image.Image, sample: Sample) -> Image.Image:
+    """Return the image with the sample's hue shift or gamma."""
+    if sample.hue:
+        hue, saturation, value = image.convert("HSV").split()
+        shifted = [round(level + sample.hue * 256 / 360) % 256 for level in range(256)]
+        image = Image.merge("HSV", (hue.point(shifted), saturation, value)).convert("RGB")
+    if sample.gamma != 1.0:
+        image = image.point([round(255 * (level / 255) ** sample.gamma) for level in range(256)] * 3)
+    return image
 
 
 def _load_layers(path: Path, max_megapixels: float) -> Layers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -137,6 +138,8 @@ Purpose = Literal[
     "order",
     "crop",
     "flip",
+    "rotation",
+    "color",
     "caption",
     "posterior",
     "timestep",
@@ -160,6 +163,9 @@ def generator(seed: int, purpose: Purpose, *, epoch: int = 0, sample: str = "", 
     return np.random.Generator(np.random.Philox(key=key))
 
 
+# sd-scripts' color_aug: a hue shift in half of these samples, in degrees, and a gamma in the others. Both are rounded,
+# so that encoded images are used again.
+_JITTERED, _LARGEST_HUE_SHIFT, _LARGEST_GAMMA_CHANGE = 0.33, 16, 0.05
 Box = tuple[int, int, int, int]
 Shape = tuple[int, int, int]
 """Width and height of a bucket in pixels, and the tokens that captions are padded to: equal in a micro-batch."""
@@ -179,11 +185,30 @@ class Sample:
     flip: bool
     tokens: int = CHUNK
     """Tokens that the caption is padded to: 75, 150 or 225."""
+    angle: int = 0
+    """Counterclockwise turn around the window's center, in degrees."""
+    hue: int = 0
+    """Shift of the hue in degrees."""
+    gamma: float = 1.0
+    """Exponent of the colors, from 0 to 1."""
 
     @property
     def shape(self) -> Shape:
         """Return the shape of the micro-batches that can contain the sample."""
         return *self.image.bucket, self.tokens
+
+    @property
+    def pixels(self) -> tuple[object, ...]:
+        """Return all that the pixels of an image depend on, apart from the image; the last ones only if they are on."""
+        changes = (self.angle, self.hue, self.gamma)
+        return self.window, self.image.bucket, self.flip, *(changes if changes != (0, 0, 1.0) else ())
+
+    @property
+    def zoom(self) -> float:
+        """Return the share of the window's sides that a turned rectangle of its shape may have to lie inside it."""
+        _, _, width, height = self.window
+        cosine, sine = (abs(turn(math.radians(self.angle))) for turn in (math.cos, math.sin))
+        return min(width / (width * cosine + height * sine), height / (width * sine + height * cosine))
 
 
 def padded_tokens(text: str, recipe: RecipeConfig) -> int:
@@ -255,7 +280,25 @@ def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: in
     across, down = stream("crop").random(2) if recipe.images.crop == "random" else (0.5, 0.5)
     flip = recipe.images.flip and bool(stream("flip").random() < 0.5)
     window = crop_window(image, across, down)
-    return Sample(image, epoch, repeat, caption, window, flip, padded_tokens(caption, recipe))
+    angle = round(stream("rotation").uniform(-1, 1) * recipe.images.rotation) if recipe.images.rotation else 0
+    hue, gamma = _draw_color(stream("color")) if recipe.images.color_jitter else (0, 1.0)
+    return Sample(image, epoch, repeat, caption, window, flip, padded_tokens(caption, recipe), angle, hue, gamma)
+
+
+def _draw_color(stream: np.random.Generator) -> tuple[int, float]:
+    """Return a hue shift in degrees and a gamma, at most one of which changes anything.
+
+    The shares and limits are those of sd-scripts' `color_aug`. Its gamma is of values from 0 to 255, which also darkens
+    or brightens the whole image by up to a quarter; here it is of values from 0 to 1, as in albumentations, which
+    sd-scripts names as its source.
+    """
+    jittered, which, amount = stream.random(3)
+    if jittered > _JITTERED:
+        return 0, 1.0
+    amount = 2 * amount - 1
+    if which > 0.5:
+        return round(amount * _LARGEST_HUE_SHIFT), 1.0
+    return 0, round(1 + amount * _LARGEST_GAMMA_CHANGE, 2)
 
 
 def plain_sample(image: ImageRecord, recipe: RecipeConfig) -> Sample:
@@ -299,11 +342,13 @@ def micro_conditioning(sample: Sample) -> tuple[int, int, int, int, int, int]:
     from the aspect ratios instead.
     """
     image = sample.image
-    left, top, wide, high = sample.window
+    left, top, wide, high = map(float, sample.window)
     bucket_width, bucket_height = image.bucket
     if sample.flip:
         left = image.width - left - wide
-    crop_top, crop_left = round(top * bucket_height / high), round(left * bucket_width / wide)
+    zoom = sample.zoom
+    top, left = top + (1 - zoom) * high / 2, left + (1 - zoom) * wide / 2
+    crop_top, crop_left = round(top * bucket_height / (high * zoom)), round(left * bucket_width / (wide * zoom))
     return image.height, image.width, crop_top, crop_left, bucket_height, bucket_width
 
 

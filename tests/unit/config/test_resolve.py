@@ -45,6 +45,8 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.captions.token_warmup_step",
     "recipe.captions.token_warmup_min",
     "recipe.weighted_captions",
+    "recipe.images.rotation",
+    "recipe.images.color_jitter",
     "recipe.objective.unmasked_probability",
     "recipe.objective.normalize_masked_loss",
     "recipe.objective.loss_mix",

@@ -36,6 +36,7 @@ max_bucket_reso = 1536
   token_warmup_step = 0.25
   color_aug = true
   flip_aug = false
+  face_crop_aug_range = "2.0,4.0"
 
   [[datasets.subsets]]
   image_dir = "reg"
@@ -90,6 +91,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
             kind="regularization",
             masks="alpha",
             captions={"keep_tokens": 1, "prefix": "", "secondary_separator": ""},
+            images={"color_jitter": False},
         ),
     ]
     assert imported.dataset == {}
@@ -101,6 +103,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
         "recipe.images.max_upscale": 1.0,
         "recipe.images.bucket_max": 1536,
         "recipe.images.flip": False,
+        "recipe.images.color_jitter": True,
         "recipe.captions.shuffle": True,
         "recipe.captions.keep_tokens": 2,
         "recipe.captions.prefix": "photo of",
@@ -110,7 +113,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
         "recipe.captions.token_warmup_step": 0.25,
     }
     assert len(imported.notes) == 3
-    assert "color_aug" in imported.notes[0]
+    assert "face_crop_aug_range" in imported.notes[0]
     assert {note.split()[0] for note in imported.notes[1:]} == {"token_warmup_min", "token_warmup_step"}
 
 
@@ -262,6 +265,16 @@ def test_onetrainers_whole_config_with_one_file_of_prompts(tmp_path: Path) -> No
     }
     imported = imported_from(tmp_path / "config.json", json.dumps({"model_type": "SDXL", "concepts": [concept]}))
     assert imported.captions == {first: ("a cat", "the cat")}
+
+
+def test_onetrainers_random_rotation_is_that_of_its_concept(tmp_path: Path) -> None:
+    still = {"enable_random_flip": False, "enable_crop_jitter": False}
+    turned = {**still, "enable_random_rotate": True, "random_rotate_max_angle": 7.6}
+    concepts = [{"path": "cats", "image": turned}, {"path": "dogs", "image": still}]
+    imported = imported_from(tmp_path / "concepts.json", json.dumps(concepts))
+    assert imported.settings["recipe.images.rotation"] == 8 and imported.notes == []
+    assert imported.folders[1].images is not None and imported.folders[1].images.rotation == 0
+    assert imported.folders[0].images is None
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -1,11 +1,14 @@
 """Pixels against independent references: float64 arithmetic, Pillow's exif_transpose, formulas of the color spaces."""
 
+import colorsys
 import io
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageCms, ImageFilter, ImageOps
 
 from tests.support.images import (
     PHOTOS,
@@ -224,6 +227,52 @@ def test_crop_mirrored() -> None:
     plain = crop_pixels(sample_of(PHOTOS / "chelsea.png", (51, 20, 320, 240), bucket=(128, 96)), WHITE, 100)[0]
     sample = sample_of(PHOTOS / "chelsea.png", (51, 20, 320, 240), bucket=(128, 96), flip=True)
     np.testing.assert_array_equal(crop_pixels(sample, WHITE, 100)[0], plain[:, ::-1])
+
+
+@pytest.mark.parametrize("angle", [-20, 7, 33])
+def test_a_turned_crop_is_the_middle_of_the_turned_window(tmp_path: Path, angle: int) -> None:
+    smooth = photograph().filter(ImageFilter.GaussianBlur(6))  # so that what is compared is where things are
+    smooth.save(tmp_path / "a.png")
+    sample = replace(sample_of(tmp_path / "a.png", (40, 90, 400, 300), bucket=(128, 96)), angle=angle)
+    pixels, _ = crop_pixels(sample, WHITE, 100)
+    # The reference turns at full size, cuts the largest rectangle of this shape without empty corners, and scales.
+    turned = smooth.crop((40, 90, 440, 390)).rotate(angle, Image.Resampling.BICUBIC)
+    cosine, sine = math.cos(math.radians(angle)), abs(math.sin(math.radians(angle)))
+    share = min(400 / (400 * cosine + 300 * sine), 300 / (400 * sine + 300 * cosine))
+    box = (200 - 200 * share, 150 - 150 * share, 200 + 200 * share, 150 + 150 * share)
+    expected = np.asarray(turned.resize((128, 96), Image.Resampling.LANCZOS, box), float)
+    assert np.abs(pixels - expected).mean() < 1
+    assert np.abs(pixels - np.asarray(turned.resize((128, 96)), float)).mean() > 10  # of another size it is not
+
+
+def test_nothing_around_a_turned_window_is_seen_and_its_mask_turns_with_it(tmp_path: Path) -> None:
+    framed, mask = Image.new("RGB", (96, 96), "#ffffff"), Image.new("L", (96, 96))
+    framed.paste(Image.new("RGB", (64, 64), "#203040"), (16, 16))
+    framed.paste(Image.new("RGB", (20, 40), "#e03040"), (24, 30))
+    mask.paste(255, (24, 30, 44, 70))
+    framed.save(tmp_path / "a.png")
+    mask.save(tmp_path / "a-masklabel.png")
+    facts = {"mask": "file", "mask_path": tmp_path / "a-masklabel.png", "crop": (1 / 6, 1 / 6, 5 / 6, 5 / 6)}
+    for angle in range(-45, 46, 9):
+        sample = replace(sample_of(tmp_path / "a.png", (16, 16, 64, 64), bucket=(64, 64), **facts), angle=angle)
+        pixels, weights = crop_pixels(sample, WHITE, 100)
+        assert weights is not None and pixels[..., 2].max() <= 0x44  # the white frame is not there
+        inside = pixels[..., 0] > 0x80
+        assert inside.any() and np.mean(inside == (weights > 0.5)) > 0.98
+
+
+@pytest.mark.parametrize(("hue", "gamma"), [(16, 1.0), (-9, 1.0), (0, 0.95), (0, 1.05)])
+def test_hue_and_gamma_against_their_formulas(hue: int, gamma: float) -> None:
+    plain = sample_of(PHOTOS / "chelsea.png", (51, 20, 320, 240), bucket=(128, 96))
+    before = crop_pixels(plain, WHITE, 100)[0].reshape(-1, 3) / 255
+    after = crop_pixels(replace(plain, hue=hue, gamma=gamma), WHITE, 100)[0].reshape(-1, 3)
+    if hue:
+        shifted = (((h + hue / 360) % 1, s, v) for h, s, v in (colorsys.rgb_to_hsv(*pixel) for pixel in before))
+        expected = 255 * np.array([colorsys.hsv_to_rgb(*pixel) for pixel in shifted])
+        assert np.abs(after - expected).mean() < 1.5  # 8-bit hues are steps of 1.4 degrees
+        assert np.abs(255 * before - expected).mean() > 3
+    else:
+        np.testing.assert_array_equal(after, np.rint(255 * before**gamma))
 
 
 @pytest.mark.parametrize("scale", [1, 2])

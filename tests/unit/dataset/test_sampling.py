@@ -240,6 +240,24 @@ def test_half_of_the_showings_are_mirrored_and_crops_reach_all_places() -> None:
     assert {sample.window[0] for sample in samples} == {0, 1, 2}
 
 
+def test_images_are_turned_and_jittered_as_often_and_as_far_as_they_may() -> None:
+    picture = make_picture(5, width=400, height=200)
+    lively = CHANCY.replaced(images={"crop": "random", "flip": True, "rotation": 4, "color_jitter": True})
+    samples = [draw_sample(picture, lively, epoch, 0) for epoch in range(2000)]
+    assert {sample.angle for sample in samples} == {*range(-4, 5)}
+    hues, gammas = ([s for s in samples if s.hue], [s for s in samples if s.gamma != 1.0])
+    assert not {id(sample) for sample in hues} & {id(sample) for sample in gammas}
+    assert 250 < len(hues) < 410 and 220 < len(gammas) < 380  # a sixth of the samples each, but for shifts of 0
+    assert {sample.hue for sample in hues} == {*range(-16, 17)} - {0}
+    assert {sample.gamma for sample in gammas} == {round(1 + step / 100, 2) for step in range(-5, 6) if step}
+    for sample in samples[:50]:
+        plain = draw_sample(picture, CHANCY, sample.epoch, 0)
+        assert (plain.caption, plain.window, plain.flip) == (sample.caption, sample.window, sample.flip)
+        assert plain.pixels == (plain.window, picture.bucket, plain.flip)  # as cached before there were such changes
+        assert (sample.pixels == plain.pixels) == (not sample.angle and not sample.hue and sample.gamma == 1.0)
+    assert plain_sample(picture, lively).pixels == plain_sample(picture, CHANCY).pixels
+
+
 def test_plain_samples_know_no_chance() -> None:
     picture = make_picture(5, width=400, height=200, captions=("a, b, c, d",), trigger="zwx")
     sample = plain_sample(picture, CHANCY)
@@ -292,6 +310,9 @@ def test_micro_conditioning_by_hand() -> None:
     assert conditioning(picture, (0, 0, 2000, 2000), flip=True) == (2000, 3000, 0, 512, 1024, 1024)
     tall = make_picture(width=2000, height=3000, bucket=(1024, 1024))
     assert conditioning(tall, (0, 500, 2000, 2000)) == (3000, 2000, 256, 0, 1024, 1024)
+    turned = Sample(picture, 0, 0, "", (500, 0, 2000, 2000), flip=False, angle=45)
+    # Of the sides, 1 / sqrt(2) is left: 1414 pixels, from 793 and 293 on, become 1024.
+    assert micro_conditioning(turned) == (2000, 3000, 212, 574, 1024, 1024)
     portrait = make_picture(width=832, height=2432, bucket=(832, 1216))
     assert conditioning(portrait, (0, 1000, 832, 1216), flip=True) == (2432, 832, 1000, 0, 1216, 832)
 

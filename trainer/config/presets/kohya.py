@@ -36,7 +36,6 @@ _WHOLE = {"seed", "steps", "captions.keep_tokens"}
 # Settings of sd-scripts that Impasto does not support, with the values that mean off.
 _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "ss_face_crop_aug_range": (),
-    "ss_color_aug": ("False",),
     "ss_full_fp16": ("False",),
     "ss_fp8_base": ("False",),
     "ss_fp8_base_unet": ("False",),
@@ -308,6 +307,8 @@ def _images(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None
         mapped.set("images.max_upscale", 1.0)
     if values.get("ss_random_crop") == "True":
         mapped.set("images.crop", "random")
+    if values.get("ss_color_aug") == "True":
+        mapped.set("images.color_jitter", True)
     total = _whole(values.get("ss_total_batch_size"))
     single, parts = _whole(values.get("ss_batch_size_per_device")), _whole(values.get("ss_gradient_accumulation_steps"))
     mapped.set("effective_batch", total or (single * (parts or 1) if single else None))

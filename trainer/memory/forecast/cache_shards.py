@@ -49,7 +49,7 @@ class LaterShards:
 
 NO_LATER_SHARDS = LaterShards()
 
-_Cut = tuple[str, tuple[int, int, int, int], tuple[int, int], bool]
+_Cut = tuple[object, ...]
 
 
 def first_shard(
@@ -240,7 +240,7 @@ def _is_random(recipe: RecipeConfig) -> bool:
     """Return whether an image's caption or crop may differ from sample to sample."""
     captions, images = recipe.captions, recipe.images
     text = captions.wildcards or captions.shuffle or captions.dropout > 0 or captions.tag_dropout > 0
-    return text or images.flip or images.crop == "random"
+    return bool(text or images.flip or images.crop == "random" or images.rotation or images.color_jitter)
 
 
 def _subsample(step: int, images: Sequence[ImageRecord]) -> Sequence[ImageRecord]:
@@ -254,8 +254,8 @@ def _drawn(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> I
 
 
 def _cut(sample: Sample) -> _Cut:
-    """Return the identity of an encoded image: its id, its crop window, its bucket, and whether it is flipped."""
-    return sample.image.id, sample.window, sample.image.bucket, sample.flip
+    """Return the identity of an encoded image: its id and what was drawn for its pixels."""
+    return sample.image.id, *sample.pixels
 
 
 def _samples(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
