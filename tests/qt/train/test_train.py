@@ -72,7 +72,7 @@ def reaches_disk(qtbot: QtBot, page: TrainPage, until: Callable[[dict[str, Any]]
     def reached() -> bool:
         try:
             return until(on_disk(page))
-        except KeyError:  # not there yet
+        except LookupError:  # not there yet
             return False
 
     qtbot.waitUntil(reached)

@@ -58,6 +58,7 @@ def test_answers_carry_their_ids_and_what_is_no_request_is_said() -> None:
         "code": "x.y",
         "sentence": "Why.",
         "remedy": "What to do.",
+        "problems": [],
     }
     refused = heard.answers[2:-1]
     assert [(answer["id"], answer["code"]) for answer in refused] == [(None, "a.b")] * 3 + [(7, "a.b")]
