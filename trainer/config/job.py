@@ -12,7 +12,7 @@ from trainer.config.base import BaseConfig, Part
 from trainer.config.fit import FallbackStep, FitConfig
 from trainer.config.methods import Sampler
 from trainer.config.recipe import CaptionConfig, ImagesConfig, RecipeConfig
-from trainer.config.schema import Section
+from trainer.config.schema import LONGEST_HELP, Section
 from trainer.protocol.files import LONGEST_NAME
 
 Text = Annotated[str, Field(min_length=1)]
@@ -27,21 +27,22 @@ Timestep = Annotated[int, Field(ge=0, le=999)]
 Resolution = Annotated[int, Field(ge=64, le=4096, multiple_of=8)]
 TIMESTEP_LIMITS = ("timestep_min", "timestep_max")
 SCHEMA = 3
+_AS_IN_RECIPE = "; default: as in the recipe."
 _Table = TypeVar("_Table", bound=Section)
 _Kind = TypeVar("_Kind", bound=type[Section])
 
 
-def _overlay_of(table: type[Section], path: str, names: Container[str]) -> Callable[[_Kind], _Kind]:
-    """Return a class decorator that adds the keys ``names`` of ``table``, which is at ``path`` in a job.
+def _overlay_of(table: type[Section], names: Container[str]) -> Callable[[_Kind], _Kind]:
+    """Return a class decorator that adds the keys ``names`` of ``table``, a table of the recipe.
 
-    All are None by default. They are read from the schema, so that type, limits and label are stated once.
+    All are None by default. They are read from the schema, so that type, limits, label and help are stated once.
     """
 
     def extend(kind: _Kind) -> _Kind:
         added: dict[str, Any] = {}
         for name, field in table.model_fields.items():
             if name in names:
-                doc = f"Like {path}.{name}, but for this folder; default: as in the recipe."
+                doc = _folder_help(field.description or "")
                 added[name] = field.annotation | None, Field(default=None, title=field.title, description=doc)  # type: ignore[operator]
                 added[name][1].metadata = list(field.metadata)
         made = create_model(kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **added)
@@ -50,16 +51,28 @@ def _overlay_of(table: type[Section], path: str, names: Container[str]) -> Calla
     return extend
 
 
+def _folder_help(doc: str) -> str:
+    """Return the help of a recipe key for the same key of a folder, which has another default.
+
+    What follows the first semicolon describes the recipe's default or a usual value of it, so it is left out. So are
+    names in parentheses if the help would otherwise be longer than a tooltip's line.
+    """
+    summary = doc.removesuffix(".").partition(";")[0]
+    if len(summary + _AS_IN_RECIPE) > LONGEST_HELP:
+        summary = summary.partition(" (")[0]
+    return summary + _AS_IN_RECIPE
+
+
 # Forecasts take it for a setting of whole epochs; every other caption key is also one of each folder.
 _OF_ALL_FOLDERS = {"dropout_every_epochs"}
 
 
-@_overlay_of(CaptionConfig, "recipe.captions", CaptionConfig.model_fields.keys() - _OF_ALL_FOLDERS)
+@_overlay_of(CaptionConfig, CaptionConfig.model_fields.keys() - _OF_ALL_FOLDERS)
 class CaptionOverlay(Section):
     """Caption settings of one folder; None for those of the recipe."""
 
 
-@_overlay_of(ImagesConfig, "recipe.images", ("crop", "flip", "rotation", "color_jitter"))
+@_overlay_of(ImagesConfig, ("crop", "flip", "rotation", "color_jitter"))
 class ImagesOverlay(Section):
     """Random changes of images in one folder; None for the recipe's settings."""
 
@@ -127,19 +140,19 @@ class FolderConfig(Section):
     weight: float = Field(default=1.0, ge=0.0, le=100.0, title="Loss weight")
     """Loss weight of these images (OneTrainer: loss weight)."""
     lines: Lines | None = Field(default=None, title="Caption lines")
-    """Like dataset.lines, but for this folder; default: as in the dataset."""
+    """Lines of a caption file: caption joins them, variants uses a random one each time; default: as in the dataset."""
     caption_sources: tuple[CaptionSource, ...] | None = Field(default=None, strict=False, min_length=1, max_length=10)
-    """Like dataset.caption_sources, but for this folder; default: as in the dataset."""
+    """Where captions come from, in order: extensions, metadata, filename; default: as in the dataset."""
     masks: Masks | None = None
-    """Like dataset.masks, but for this folder; default: as in the dataset."""
+    """Masks: auto and files read NAME-masklabel.png, alpha uses transparency; default: as in the dataset."""
     mask_folder: Text | None = None
     """Folder of masks that are named like their images (kohya: conditioning_data_dir); default: beside the images."""
     resolutions: tuple[Resolution, ...] | None = Field(default=None, strict=False, min_length=1, max_length=8)
     """Resolutions of these images; with several, an epoch has each image at each of them; default: as in the recipe."""
     timestep_min: int | None = Field(default=None, ge=0, le=999, title="Min timestep")
-    """Like recipe.objective.timestep_min, but for this folder; default: as in the recipe."""
+    """Lowest timestep for these images (kohya: min_timestep), 0 is the least noise; default: as in the recipe."""
     timestep_max: int | None = Field(default=None, ge=0, le=999, title="Max timestep")
-    """Like recipe.objective.timestep_max, but for this folder; default: as in the recipe."""
+    """Highest timestep for these images, 999 is the most noise; default: as in the recipe."""
     captions: CaptionOverlay | None = None
     """Caption settings that differ from the recipe's for this folder's images."""
     images: ImagesOverlay | None = None

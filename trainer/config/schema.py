@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+LONGEST_HELP = 120
+"""Number of characters of the longest help text of a key."""
 _Value = TypeVar("_Value")
 
 
@@ -88,7 +90,7 @@ class KeyDescription:
     """Default value; None if the key is required or has no default."""
     required: bool
     doc: str
-    """Help text: one line of at most 120 characters."""
+    """Help text: one line of at most ``LONGEST_HELP`` characters."""
     annotation: Any = None
     """Type annotation of the field."""
     title: str = ""

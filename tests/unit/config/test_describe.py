@@ -54,3 +54,23 @@ def test_defaults_and_required() -> None:
     assert KEYS["recipe.optimizer.name"].default == "adamw"
     assert not KEYS["recipe.resolution"].required
     assert KEYS["recipe.resolution"].default is None
+
+
+@pytest.mark.parametrize(
+    ("key", "help_text"),
+    [
+        ("captions.prefix", "Text added before every caption (kohya: caption_prefix); default: as in the recipe."),
+        # What follows the semicolon there is about the recipe's own default.
+        (
+            "captions.keep_separator",
+            "Tags before this mark, such as |||, are never shuffled or dropped; default: as in the recipe.",
+        ),
+        ("images.flip", "Mirror half of the images at random (kohya: flip_aug); default: as in the recipe."),
+    ],
+)
+def test_a_setting_of_a_folder_explains_what_it_does(key: str, help_text: str) -> None:
+    assert KEYS[f"dataset.folders.*.{key}"].doc == help_text
+
+
+def test_no_help_only_refers_to_another_key() -> None:
+    assert [key for key, found in KEYS.items() if found.doc.startswith("Like ")] == []
