@@ -84,6 +84,11 @@ class Setting:
         return self.default is None and self.described_default == "off"
 
     @property
+    def can_be_empty(self) -> bool:
+        """Return whether an empty text of a folder's caption settings differs from no value, which is the recipe's."""
+        return str in self.parts and self.default is None and self.described_default == "as in the recipe"
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Return the words that are allowed as values, possibly along with numbers or lists."""
         return tuple(part for part in self.parts if isinstance(part, str))

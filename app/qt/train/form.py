@@ -42,6 +42,8 @@ _UNSET = {
     "as in the dataset": QT_TRANSLATE_NOOP("Train", "as in the dataset"),
 }
 """First item of combo boxes, by the default that the help describes; "automatic" for others."""
+EMPTY = '""'
+"""What a user types for an empty text where an empty line means the default."""
 WIDTH = 190
 """Width of a value's editor, in logical pixels."""
 _ESSENTIAL = ("name", "base.model")
@@ -150,12 +152,17 @@ class LineEditor(Line):
 
     def show_value(self, value: Any) -> None:
         """Show the job's value; if the typed text already means this value, keep it as typed."""
-        text = self.text()
-        if (self._setting.typed(text) if text.strip() else None) != value:
-            self.show_text(to_text(value))
+        if self._value_of(self.text()) != value:
+            self.show_text(EMPTY if value == "" and self._setting.can_be_empty else to_text(value))
 
     def _emit(self, text: str, typing: bool) -> None:
-        self.edited.emit(self._setting.typed(text) if text.strip() else None, typing)
+        self.edited.emit(self._value_of(text), typing)
+
+    def _value_of(self, text: str) -> Any:
+        """Return the value of typed text: None for an empty line, and an empty text for `EMPTY` where it differs."""
+        if text.strip() == EMPTY and self._setting.can_be_empty:
+            return ""
+        return self._setting.typed(text) if text.strip() else None
 
 
 Editor = CheckEditor | ChoiceEditor | LineEditor
@@ -243,6 +250,8 @@ class SettingRow(QWidget):
 
     def _build(self) -> None:
         tip = f"{self.key}\n" + self.tr("Allowed values: {values}.").format(values=self.setting.values)
+        if self.setting.can_be_empty:
+            tip += "\n" + self.tr("Type {quotes} for an empty text.").format(quotes=EMPTY)
         for part in (self.title, self.editor, self.hint):
             part.setToolTip(plain_tip(tip))
         for label in (self.title, self.hint):

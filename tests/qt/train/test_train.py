@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import html
 import json
 import math
 import os
@@ -323,6 +324,21 @@ def test_a_folder_has_settings_of_its_own(page: TrainPage, qtbot: QtBot, tmp_pat
     qtbot.mouseClick(pictures.rows[0].remove, Qt.MouseButton.LeftButton)
     assert not pictures.rows[0].details  # it shows another folder now
     reaches_disk(qtbot, page, lambda values: values["dataset"]["folders"][0]["captions"] == {"dropout": 0.2})
+
+
+def test_a_folder_can_have_an_empty_text_instead_of_the_recipes(page: TrainPage, qtbot: QtBot, tmp_path: Path) -> None:
+    pictures = page.sheet.essentials.images
+    pictures.add_folder(tmp_path / "klasse")
+    row = pictures.rows[1]
+    row.more.click()
+    prefix = next(each.editor for each in row.details if each.key.endswith("captions.prefix"))
+    assert 'Type "" for an empty text.' in html.unescape(prefix.toolTip())
+    type_into(qtbot, prefix, '""')
+    reaches_disk(qtbot, page, lambda values: values["dataset"]["folders"][1].get("captions") == {"prefix": ""})
+    assert isinstance(prefix, QLineEdit)
+    assert prefix.text() == '""'
+    type_into(qtbot, prefix, "")
+    reaches_disk(qtbot, page, lambda values: "captions" not in values["dataset"]["folders"][1])
 
 
 def test_a_job_is_deleted_and_brought_back_and_a_recipe_begins_a_new_one(
