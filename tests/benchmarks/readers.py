@@ -54,9 +54,9 @@ Merge = Callable[[dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]]
 
 def write(folder: Path, family: Family, name: str) -> None:
     """Write a file with random weights, and beside it the weights of each layer before and with the adapter."""
-    from tests.support.loras import Models
+    from tests.support.loras import Models, trained_change
     from tests.support.lycoris import recipe
-    from trainer.adapter.attach import initial_weights
+    from trainer.adapter.attach import initial_weights, module_path
     from trainer.adapter.export import export_lora
     from trainer.dataset.sampling import generator
 
@@ -71,30 +71,13 @@ def write(folder: Path, family: Family, name: str) -> None:
     before, after = {}, {}
     for slot in adapter.slots:
         model = base.parts[slot.part]
-        weight = model.get_submodule(module_name(model, slot)).weight.detach()
-        change = trained_change(adapter, slot, weights)
-        before[slot.kohya], after[slot.kohya] = weight, weight + change.view(weight.shape)
+        weight = model.get_submodule(module_path(model, slot)).weight.detach()
+        before[slot.kohya] = weight
+        after[slot.kohya] = weight + trained_change(adapter, slot, weights)
     path = folder / f"{family} {name}"
     export_lora(path.with_suffix(".safetensors"), weights, adapter, {})
     save_file({key: value.contiguous() for key, value in before.items()}, path.with_suffix(".before"))
     save_file({key: value.contiguous() for key, value in after.items()}, path.with_suffix(".after"))
-
-
-def module_name(model: Any, slot: Any) -> str:
-    """Return a layer's module name; some versions of transformers have text encoders without `text_model`."""
-    without = slot.part == "unet" or hasattr(model, "text_model")
-    return str(slot.module if without else slot.module.removeprefix("text_model."))
-
-
-def trained_change(adapter: Any, slot: Any, weights: Mapping[str, Tensor]) -> Tensor:
-    """Return the change of a layer's weight with which the adapter trains, in fp64."""
-    if slot in adapter.changes:
-        layer = adapter.changes[slot]
-        roles = {role: weight.detach() for role, weight in layer.only.named_parameters()}
-        change: Tensor = layer.only.weight_change(roles, layer.frozen)
-        return change.detach()
-    down, up = (weights[key].double().flatten(1) for key in (slot.down, slot.up))
-    return adapter.alpha[slot.kohya] / len(down) * (up @ down)
 
 
 def reader(program: str, checkout: Path) -> Merge:
@@ -148,7 +131,7 @@ def a1111(checkout: Path) -> Merge:
     import_module("modules").devices = devices  # type: ignore[attr-defined]
     network = import_module("network")
     kinds = {"lora": "Lora", "hada": "Hada", "lokr": "Lokr", "oft": "OFT"}
-    types_ = [getattr(import_module(f"network_{name}"), f"ModuleType{kind}")() for name, kind in kinds.items()]
+    module_types = [getattr(import_module(f"network_{name}"), f"ModuleType{kind}")() for name, kind in kinds.items()]
     whole = types.SimpleNamespace(te_multiplier=1.0, unet_multiplier=1.0, dyn_dim=None)
 
     def merge(tensors: dict[str, Tensor], base: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -156,7 +139,7 @@ def a1111(checkout: Path) -> Merge:
         for key, weight in base.items():
             own = {name[len(key) + 1 :]: value.float() for name, value in tensors.items() if name.startswith(f"{key}.")}
             weights = network.NetworkWeights(key, key, own, layer_with(weight))
-            found = next(filter(None, (kind.create_module(whole, weights) for kind in types_)), None)
+            found = next(filter(None, (kind.create_module(whole, weights) for kind in module_types)), None)
             if found is not None:
                 merged[key] = weight + found.calc_updown(weight)[0]
         return merged

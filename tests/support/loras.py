@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from tests.support import ROOT
 from tests.support.tiny import tiny_models
-from trainer.adapter.attach import Adapter, attach
+from trainer.adapter.attach import Adapter, attach, module_path
+from trainer.adapter.names import Slot
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.sampling import generator
@@ -128,14 +130,25 @@ def random_weights(adapter: Adapter, seed: int = 0) -> dict[str, Tensor]:
     return weights
 
 
-def merge(models: Models, adapter: Adapter, weights: dict[str, Tensor], strength: float = 1.0) -> None:
-    """Add alpha / rank · up @ down to the weights themselves, in float64, as merging programs do."""
+def trained_change(adapter: Adapter, slot: Slot, weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the change of a layer's weight with which the adapter trains, in the weight's shape and float64.
+
+    `weights` are those of a LoRA by file key; other adapters must have loaded theirs.
+    """
+    if slot in adapter.changes:
+        layer: Any = adapter.changes[slot]
+        roles = {role: weight.detach() for role, weight in layer.only.named_parameters()}
+        change: Tensor = layer.only.weight_change(roles, layer.frozen)
+        return change.detach()
+    down, up = weights[slot.down].double(), weights[slot.up].double()
+    product = adapter.alpha[slot.kohya] / len(down) * (up.flatten(1) @ down.flatten(1))
+    return product.view(len(up), *down.shape[1:])
+
+
+def merge(models: Models, adapter: Adapter, weights: Mapping[str, Tensor], strength: float = 1.0) -> None:
+    """Add the adapter's changes to the weights themselves, as merging programs do."""
     for slot in adapter.slots:
         model = models.parts[slot.part]
-        path = slot.module if hasattr(model, "text_model") or slot.part == "unet" else slot.module[len("text_model.") :]
-        layer = model.get_submodule(path)
-        down, up = weights[slot.down].double(), weights[slot.up].double()
-        delta = up.flatten(1) @ down.flatten(1)
-        scale = strength * adapter.alpha[slot.kohya] / down.shape[0]
+        weight = model.get_submodule(module_path(model, slot)).weight
         with torch.no_grad():
-            layer.weight.add_((delta * scale).reshape(layer.weight.shape).to(layer.weight.dtype))
+            weight.add_(strength * trained_change(adapter, slot, weights).to(weight.dtype))

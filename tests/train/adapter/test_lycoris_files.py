@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.support.loras import Models
+from tests.support.loras import Models, merge
 from tests.support.lycoris import change_of, recipe
 from trainer.adapter.applied import AppliedLoras
-from trainer.adapter.attach import Adapter, initial_weights
+from trainer.adapter.attach import Adapter, initial_weights, module_path
 from trainer.adapter.continuing import continue_from
 from trainer.adapter.export import export_lora
 from trainer.adapter.lycoris import CHANGES
@@ -62,8 +62,7 @@ def test_files_give_lycoris_and_us_the_prediction_of_the_training(kind: str, fam
     theirs, tensors = Models.copies(family), safetensors.torch.load_file(path)
     for slot in adapter.slots:
         model = theirs.parts[slot.part]
-        name = slot.module if slot.part == "unet" or hasattr(model, "text_model") else slot.module[len("text_model.") :]
-        layer = model.get_submodule(name)
+        layer = model.get_submodule(module_path(model, slot))
         found, parameters = get_module(tensors, slot.kohya)
         assert found is not None
         if kind == "dora":  # make_module does not pass the axis on
@@ -101,14 +100,13 @@ def test_strength_scales_the_change_and_files_add_up(kind: str, tmp_path: Path) 
     )
     drawn, merged = Models.copies("sd15"), Models.copies("sd15")
     AppliedLoras(drawn.unet, drawn.text_encoders, dtype=torch.float64).use([(file, 0.3), (other, 0.5)])
-    for slot, layer in adapter.changes.items():
+    merge(merged, adapter, {}, strength=0.3)
+    for slot in adapter.changes:
         model = merged.parts[slot.part]
-        name = slot.module if slot.part == "unet" or hasattr(model, "text_model") else slot.module[len("text_model.") :]
-        roles = {role: weight.detach() for role, weight in layer.only.named_parameters()}
         plain: Any = other.layers[slot]
         low_rank = (plain.up.flatten(1).double() @ plain.down.flatten(1).double()) * (0.5 * plain.alpha / plain.rank)
-        weight = model.get_submodule(name).weight
-        weight.data += 0.3 * layer.only.weight_change(roles, layer.frozen) + low_rank.view(weight.shape)
+        weight = model.get_submodule(module_path(model, slot)).weight
+        weight.data += low_rank.view(weight.shape)
     expected = merged.predict()
     assert (drawn.predict() - expected).norm() < 1e-6 * expected.norm()
 
