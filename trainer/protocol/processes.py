@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainer.errors import ImpastoError, JobError
+from trainer.errors import ImpastoError
 from trainer.protocol.files import long_path
 from trainer.protocol.places import user_error_of
 from trainer.protocol.reading import UnusableFileError, open_file, parse_json
@@ -135,7 +135,9 @@ class ActiveRequest:
 
 def error_in(answer: Request) -> ImpastoError:
     """Return the error in an "error" answer."""
-    return JobError(answer["code"], answer["sentence"], answer["remedy"], tuple(answer["problems"]))
+    error = ImpastoError(answer["code"], answer["sentence"], answer["remedy"])
+    error.problems = tuple(answer["problems"])
+    return error
 
 
 Handler = Callable[[ActiveRequest], Answer]
