@@ -174,7 +174,7 @@ RULES: Mapping[str, Rule] = {
     "trigger.absent": Rule(
         "info",
         "{images} without the trigger word in the caption.",
-        "",
+        "Training adds it at the front. Write it into the captions if other programs should see it.",
     ),
     "mask.missing": Rule(
         "info",

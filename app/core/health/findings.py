@@ -57,7 +57,6 @@ _REMEDIES: Mapping[str, str] = {
     "image.cropped": "Choose the part to keep so that the subject stays inside.",
     "image.excluded": "They stay on disk; you can include them again at any time.",
     "caption.long": "Shorten it or raise the token limit: text that is cut off is not learned.",
-    "trigger.absent": "Training adds it at the front. Write it into the captions if other programs should see it.",
     "caption.missing": "Write captions, or give the folder a trigger.",
     "caption.empty": "Write captions, or give the folder a trigger.",
 }
