@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.runs.series import lowest
 from trainer.errors import LoraFileError
@@ -202,34 +202,38 @@ def candidates(snapshot: SavedSteps) -> list[Candidate]:
     return [
         Candidate(
             step,
-            file,
+            file.path,
             measured.get(step),
             held_out,
             step == best,
-            last,
+            file.is_last,
             dict(sorted(images.get(step, {}).items())),
-            ema,
+            file.ema,
         )
-        for step, (file, last, ema) in sorted(files.items())
+        for step, file in sorted(files.items())
     ]
 
 
-def _files(snapshot: SavedSteps) -> dict[int, tuple[Path, bool, bool]]:
-    """Return each step's file if it still exists, and whether it is the final result and the moving average.
+class _SavedFile(NamedTuple):
+    path: Path
+    is_last: bool
+    """Whether it is the final result, which has no step number in its name."""
+    ema: bool
+    """Whether it is of the moving average."""
 
-    A final result has no step number in its name.
-    """
-    files: dict[int, tuple[Path, bool, bool]] = {}
+
+def _files(snapshot: SavedSteps) -> dict[int, _SavedFile]:
+    """Return each step's file if it still exists."""
+    files: dict[int, _SavedFile] = {}
     for saved in snapshot.saved:
         stem = Path(saved.file).stem.removesuffix("-ema" if saved.ema else "")
         path, last = snapshot.folder / saved.file, not stem.endswith(step_ending(saved.step))
         # Previews show the moving average, if there is one, so its file is the one to choose by them.
         if path.is_file() and (last or saved.ema or saved.step not in files):
-            files[saved.step] = path, last, bool(saved.ema)
-    results = [step for step, (_, last, _) in files.items() if last]
+            files[saved.step] = _SavedFile(path, last, bool(saved.ema))
+    results = [step for step, file in files.items() if file.is_last]
     for step in results[:-1]:  # an extended run writes its result again: only the latest is final
-        path, _, ema = files[step]
-        files[step] = path, False, ema
+        files[step] = files[step]._replace(is_last=False)
     return files
 
 
