@@ -187,8 +187,8 @@ def left_by(run: Path) -> dict[str, object]:
         if name.startswith("output/") and path.suffix == ".safetensors":
             data = data[8 + int.from_bytes(data[:8], "little") :]
             with safetensors.safe_open(path, framework="pt") as file:
-                told = {key: value for key, value in file.metadata().items() if key not in OF_THE_TIME}
-            left[f"{name}, metadata"] = told
+                metadata = {key: value for key, value in file.metadata().items() if key not in OF_THE_TIME}
+            left[f"{name}, metadata"] = metadata
         left[name] = hashlib.sha256(data).hexdigest()
     return left
 

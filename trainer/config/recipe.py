@@ -14,6 +14,8 @@ from trainer.config.optimizers.kinds import AdamWConfig, OptimizerConfig
 from trainer.config.schema import Section
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+LARGEST_ROTATION = 45
+"""Largest random rotation of images, in degrees; further ones would turn sides into tops."""
 LENGTH_KEYS = ("steps", "epochs", "images_seen")
 
 
@@ -246,7 +248,7 @@ class ImagesConfig(Section):
     """Part to keep if an image does not match its bucket's shape; crops set in impasto.jsonl are applied first."""
     flip: bool = Field(default=False, title="Random flip")
     """Mirror half of the images at random (kohya: flip_aug); leave off for anything asymmetric, such as text."""
-    rotation: int | None = Field(default=None, ge=0, le=45)
+    rotation: int | None = Field(default=None, ge=0, le=LARGEST_ROTATION)
     """Turn each image by a random angle of up to so many degrees (OneTrainer: random rotation); default: off."""
     color_jitter: bool | None = None
     """Shift the hue or gamma of a third of the samples a little (kohya: color_aug); default: off."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.config.field_names import keys_called
 from trainer.config.job import CaptionOverlay, DatasetConfig, FolderConfig, ImagesOverlay
-from trainer.config.recipe import CaptionConfig, ImagesConfig
+from trainer.config.recipe import LARGEST_ROTATION, CaptionConfig, ImagesConfig
 from trainer.config.schema import Section
 from trainer.config.toml_file import toml_value
 from trainer.dataset.caption_files import (
@@ -61,7 +61,6 @@ _ONETRAINER_MASKS: Mapping[str, float | bool] = {
     "normalize_masked_area_loss": False,
 }
 _ONETRAINER_IMAGE = ("enable_random_flip", "enable_crop_jitter", "enable_random_rotate")
-_LARGEST_ROTATION = 45
 _RESOLUTION = "recipe.resolution"
 _TABLES: Mapping[str, tuple[type[Section], Iterable[str]]] = {
     "recipe.captions": (CaptionConfig, CaptionOverlay.model_fields),
@@ -323,7 +322,7 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
     crop = "random" if image.get("enable_crop_jitter", True) else "center"
     imported.state("recipe.images.crop", crop, "enable_crop_jitter")
     if image.get("enable_random_rotate"):
-        angle = min(round(float(image.get("random_rotate_max_angle", 0.0))), _LARGEST_ROTATION)
+        angle = min(round(float(image.get("random_rotate_max_angle", 0.0))), LARGEST_ROTATION)
         imported.state("recipe.images.rotation", angle, "random_rotate_max_angle")
     for key, value in image.items():
         if value and key.startswith("enable_") and key not in _ONETRAINER_IMAGE:

@@ -199,8 +199,9 @@ def crop_pixels(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
     """Return a sample's sRGB pixels (height, width, 3) in bucket size, and its mask (height, width; 0 to 1) or None.
 
-    The window is resampled to the bucket in one pass (Lanczos, with a prefilter when shrinking); pixels and mask are
-    turned and mirrored as drawn for the sample. Raises DatasetError like `open_image`.
+    The window is resampled to the bucket in one pass (Lanczos, with a prefilter when shrinking), or in two if the
+    sample is turned; pixels and mask are turned and mirrored as drawn for the sample. Raises DatasetError like
+    `open_image`.
     """
     image = sample.image
     layers = _load_layers(image.path, max_megapixels)
@@ -249,8 +250,8 @@ def _turned(
     It is first scaled so that turning neither shrinks nor enlarges it, because only scaling has a prefilter.
     """
     width, height = sample.image.bucket
-    whole = math.ceil(width / sample.zoom), math.ceil(height / sample.zoom)
-    cosine, sine = math.cos(math.radians(sample.angle)), math.sin(math.radians(sample.angle))
+    zoom, turn = sample.zoom, math.radians(sample.angle)
+    whole, cosine, sine = (math.ceil(width / zoom), math.ceil(height / zoom)), math.cos(turn), math.sin(turn)
     # For each pixel of the result, where it is in the scaled box; both are measured from their centers.
     matrix = (
         *(cosine, -sine, (whole[0] - cosine * width + sine * height) / 2),

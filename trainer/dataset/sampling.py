@@ -207,7 +207,8 @@ class Sample:
     def zoom(self) -> float:
         """Return the share of the window's sides that a turned rectangle of its shape may have to lie inside it."""
         _, _, width, height = self.window
-        cosine, sine = (abs(turn(math.radians(self.angle))) for turn in (math.cos, math.sin))
+        turn = math.radians(abs(self.angle))
+        cosine, sine = math.cos(turn), math.sin(turn)
         return min(width / (width * cosine + height * sine), height / (width * sine + height * cosine))
 
 

@@ -32,7 +32,7 @@ _FILLERS: Values = {
 }
 _FOLDERS = "dataset.folders"
 ITEM_NAMES = {_FOLDERS: "path", "recipe.blocks": "match", "report.previews.prompts": "prompt"}
-"""The key that tells the items of each list of tables apart."""
+"""The key that names the items of each list of tables."""
 _LONGEST_ITEM = 40
 _MAX_ROUNDS = 5
 

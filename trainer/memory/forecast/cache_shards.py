@@ -237,7 +237,7 @@ def _varies_by_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> boo
 
 
 def _is_random(recipe: RecipeConfig) -> bool:
-    """Return whether an image's caption or crop may differ from sample to sample."""
+    """Return whether an image's caption or pixels may differ from sample to sample."""
     captions, images = recipe.captions, recipe.images
     text = captions.wildcards or captions.shuffle or captions.dropout > 0 or captions.tag_dropout > 0
     return bool(text or images.flip or images.crop == "random" or images.rotation or images.color_jitter)

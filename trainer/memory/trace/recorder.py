@@ -436,7 +436,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node: Any = torch._C._current_autograd_node()
         if node is None:
             return None
-        # Autograd numbers nodes in the order of their creation, which tells the module that created this one.
+        # Autograd numbers nodes in the order of their creation, from which follows the module that created this one.
         number = node._sequence_nr()
         # Nodes that accumulate weight gradients have the highest possible number: they keep the module before them.
         if number >= torch._C._autograd._get_sequence_nr():

@@ -24,7 +24,7 @@ from trainer.memory.trace.workload import Workload
 TRACED = 3
 REPEATED = 1
 LAST = TRACED - 1
-# Instead of the number of a group, for storages that are allocated outside of repeated blocks.
+# Instead of the number of a group or block, for what is outside of repeated blocks.
 OUTSIDE = -1
 # In module paths and parameter paths, and (with underscores) in the keys of an adapter's weights.
 _PLACE = re.compile(r"^unet\.((down_blocks\.\d+|mid_block|up_blocks\.\d+)\.attentions\.\d+)\.transformer_blocks\.(\d+)")
@@ -99,7 +99,7 @@ class Repetition:
     def keys(self, modules: Mapping[str, str]) -> Iterator[tuple[str, str, int]]:
         """Yield the keys of the whole adapter's weights in order, each with the traced key and the block it is in.
 
-        ``modules`` contains the modules of the traced keys. The block is its number if it is repeated, otherwise -1.
+        ``modules`` contains the modules of the traced keys. The block is its number if it is repeated, else `OUTSIDE`.
         Raises NotRepeatedError if the weights are not in the order of the blocks.
         """
         places = {key: self.place(module) for key, module in modules.items()}
@@ -110,7 +110,7 @@ class Repetition:
 
         for name, group in groupby(modules, transformer):
             if name is None:
-                yield from ((key, key, -1) for key in group)
+                yield from ((key, key, OUTSIDE) for key in group)
                 continue
             blocks = [list(block) for _, block in groupby(group, places.__getitem__)]
             if len(blocks) != TRACED:
@@ -143,8 +143,8 @@ def repetition(workload: Workload) -> Repetition | None:
 
 
 def at_block(text: str, number: int) -> str:
-    """Return a path or key of a transformer block's weight with another number of the block; as it is if negative."""
-    return text if number < 0 else _BLOCK.sub(rf"\g<1>{number}", text, count=1)
+    """Return a path or key of a transformer block's weight with another number of the block; as it is for `OUTSIDE`."""
+    return text if number == OUTSIDE else _BLOCK.sub(rf"\g<1>{number}", text, count=1)
 
 
 class _Run(NamedTuple):
@@ -250,7 +250,7 @@ class _Extension:
         return [event for block in (whole if first_number == 0 else whole[::-1]) for event in block]
 
     def _relative(self, transformer: str, number: int, block: Sequence[Event]) -> list[_Relative]:
-        """Return events that are equal for equal blocks: storages are told by the distance of their blocks."""
+        """Return events that are equal for equal blocks: storages are identified by the distance of their blocks."""
         found: list[_Relative] = []
         for is_birth, each in block:
             place = each.place
@@ -280,11 +280,10 @@ class _Extension:
     def _numbered(self, events: Sequence[Event]) -> MemoryTrace:
         """Return the trace with storages in the order of their first event, as a recorded trace has them."""
         indices: dict[_Identity, int] = {}
-        numbers = [
-            index if is_birth else ~index
-            for is_birth, each in events
-            for index in (indices.setdefault(each, len(indices)),)
-        ]
+        numbers: list[int] = []
+        for is_birth, each in events:
+            index = indices.setdefault(each, len(indices))
+            numbers.append(index if is_birth else ~index)
         self._require_equal_lives(indices, Counter(each for is_birth, each in events if not is_birth))
         storages = tuple(self.storages[each] for each in indices)
         return replace(self.short, storages=storages, events=np.array(numbers, dtype=np.int32))
