@@ -7,9 +7,9 @@ from app.core.jobs.job_file import read_values
 from app.core.query.filtering import SavedFilter
 from app.core.settings.preferences import Appearance, Preferences, Settings
 from app.qt.train.page import TrainPage
-from tests.qt.train.test_train import on_disk, row_of, shown, type_into
 from tests.support.full_disk import full_disk, needs_limits
 from tests.support.jobs import photographs
+from tests.support.train_page import on_disk, row_of, shown, type_into
 
 pytestmark = needs_limits
 
