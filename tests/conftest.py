@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import hypothesis
 import pytest
@@ -84,10 +85,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the tests that were chosen by the date."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
-    names = [report.nodeid.rpartition("[")[2][:-1] for report in reports if "method_of_the_day" in report.nodeid]
+    names = [report.nodeid.rpartition("::")[2] for report in reports if "of_the_day" in report.keywords]
     if names:
         day = os.environ["IMPASTO_SAMPLE_DATE"]
-        terminalreporter.write_line(f"Methods of {day} (IMPASTO_SAMPLE_DATE): {', '.join(sorted(names))}")
+        terminalreporter.write_line(f"Cases of {day} (IMPASTO_SAMPLE_DATE): {', '.join(sorted(names))}")
 
 
 def pytest_collection_finish() -> None:
@@ -123,7 +124,8 @@ def per_user_folder(
     environment_left_as_found: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """Keep caches, models and the list of runs of each test away from the user's and from other tests'."""
-    folder = tmp_path_factory.mktemp("home")
+    # pytest numbers folders by listing all those beside them, which takes longer for each test before this one.
+    folder = tmp_path_factory.mktemp(f"home-{uuid4()}", numbered=False)
     monkeypatch.setenv("IMPASTO_HOME", str(folder))
     monkeypatch.delenv("IMPASTO_CACHE", raising=False)
     return folder

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from datetime import date, timedelta
+from datetime import timedelta
 
 import pytest
 
 from tests.benchmarks.methods_learn import METHODS, PER_DAY, learn, methods_of
+from tests.support.sample import DAY
 
-DAY = date.fromisoformat(os.environ["IMPASTO_SAMPLE_DATE"])
 
-
+@pytest.mark.of_the_day
 @pytest.mark.parametrize("name", methods_of(DAY))
 def test_a_method_of_the_day_learns(name: str) -> None:
     found = learn(name, steps=30, threads=1)
@@ -22,4 +21,4 @@ def test_a_method_of_the_day_learns(name: str) -> None:
 def test_every_method_has_its_day() -> None:
     days = [methods_of(DAY + timedelta(number)) for number in range(-(-len(METHODS) // PER_DAY))]
     assert set().union(*days) == METHODS.keys()
-    assert all(len(set(names)) == PER_DAY for names in days)
+    assert all(1 <= len(set(names)) <= PER_DAY for names in days)

@@ -27,7 +27,8 @@ from tests.support.cpu_steps import (
     tiny_workload,
     traced_bytes,
 )
-from tests.support.optimizers import quick
+from tests.support.optimizers import NAMES
+from tests.support.sample import of_the_day
 from tests.support.traced_steps import StepTraces, trace_steps
 from trainer.adapter.attach import initial_weights
 from trainer.config.base import Family
@@ -67,28 +68,15 @@ SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sdxl", 1, {"blocks": [{"match": "*.to_q", "rank": 3}, {"match": "unet.mid_block.*", "rate_factor": 0.0}]}, {}),
     ("sdxl", 3, {"max_grad_norm": 0.0}, {"gradient_checkpointing": ["up_blocks.0"]}),
 ]
-# One of both families, with masks, text encoders and an int8 base; --all adds the others.
-QUICK_SETTINGS = [
-    setting if place in (2, 3, 6) else pytest.param(*setting, marks=pytest.mark.slow)
-    for place, setting in enumerate(cast(list[Any], SETTINGS))
-]
 # Other adapters and steps of two forwards.
-MORE_SETTINGS = [
+MORE_SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sdxl", 2, {"adapter": "lokr", "layers": "all", "rank": 2, "lokr_factor": 4}, {}),
     ("sd15", 2, {"objective": {"prior_prediction": True, "loss_mix": "mse:1,l1:0.5,log_cosh:1"}, **TEXT}, {}),
     ("sdxl", 2, {"weighted_captions": True, **TEXT}, {}),
-    *(
-        pytest.param(*setting, marks=pytest.mark.slow)
-        for setting in cast(
-            list[Any],
-            [
-                ("sd15", 2, {"adapter": "tlora", "layers": "all", "tlora_min_rank": 3}, {}),
-                ("sd15", 2, {"adapter": "dora", "layers": "all", **TEXT}, {}),
-                ("sdxl", 1, {"adapter": "loha", "layers": "all"}, {"gradient_checkpointing": ["mid_block"]}),
-                ("sd15", 2, {"adapter": "dora"}, {"quantize": "int8"}),
-            ],
-        )
-    ),
+    ("sd15", 2, {"adapter": "tlora", "layers": "all", "tlora_min_rank": 3}, {}),
+    ("sd15", 2, {"adapter": "dora", "layers": "all", **TEXT}, {}),
+    ("sdxl", 1, {"adapter": "loha", "layers": "all"}, {"gradient_checkpointing": ["mid_block"]}),
+    ("sd15", 2, {"adapter": "dora"}, {"quantize": "int8"}),
 ]
 ARGUMENTS = {"adafactor": {"scale_parameter": True, "relative_step": True, "beta1": 0.9, "weight_decay": 0.1}}
 
@@ -110,7 +98,7 @@ def both(subject: Workload, pictures: int) -> Iterator[tuple[list[int], list[int
 
 
 @pytest.mark.usefixtures("plain_kernels")
-@pytest.mark.parametrize(("family", "pictures", "recipe", "fit"), [*QUICK_SETTINGS, *MORE_SETTINGS])
+@pytest.mark.parametrize(("family", "pictures", "recipe", "fit"), of_the_day(5, [*SETTINGS, *MORE_SETTINGS]))
 def test_every_allocation_of_real_steps_is_traced_in_its_order(
     family: Family, pictures: int, recipe: Options, fit: Options
 ) -> None:
@@ -219,7 +207,7 @@ class _Saved:
 
 @pytest.mark.parametrize(
     "name",
-    quick("adamw", "adamw8bit", "paged_adamw8bit", "lion", "lion8bit", "adafactor", "prodigy", "schedulefree"),
+    of_the_day(4, NAMES),
 )
 def test_weights_gradients_and_state_are_exact_to_the_byte(name: str) -> None:
     optimizer = {"name": name, **ARGUMENTS.get(name, {})}

@@ -20,6 +20,7 @@ import safetensors.torch
 import torch
 
 from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, step_begins
+from tests.support.sample import of_the_day
 from tests.train.training.acceleration.test_cuda_graphs import BRIEF, engine_of, learned
 from trainer.adapter import lean
 from trainer.adapter.lean.lora import FusedInt8
@@ -106,7 +107,7 @@ if COMPILER != "eager":
     WAYS["an int8 base"] = "sd15", ("fit.quantize=int8",)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", of_the_day(2, WAYS))
 def test_what_is_learned_is_what_plain_blocks_learn(place: SharedPlace, compiler: Compiler, way: str) -> None:
     family, settings = WAYS[way]
     told: list[str] = []

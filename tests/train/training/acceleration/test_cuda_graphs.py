@@ -15,6 +15,7 @@ from torch.torch_version import TorchVersion
 from tests.support.counting import StepCounter
 from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, step_begins
 from tests.support.replaying import Replay, Replayer
+from tests.support.sample import of_the_day
 from trainer.base.source import open_base
 from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
@@ -126,7 +127,7 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", of_the_day(2, WAYS))
 def test_what_is_learned_is_what_plain_steps_learn(
     place: Place, replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:

@@ -26,6 +26,7 @@ from tests.support.exhaustion import (
     step_begins,
     step_ends,
 )
+from tests.support.sample import of_the_day
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.errors import ResumableError
@@ -115,15 +116,10 @@ OPTIMIZERS = {
     "prodigy": (),
     "schedulefree": (),
 }
-# Micro-batches are computed alike for every optimizer, and retrying once is part of failing two or three times.
-POINTS = [
-    pytest.param(name, where, times, marks=[pytest.mark.slow] * (name != "adamw" and (where == "s" or times == 1)))
-    for name in OPTIMIZERS
-    for where, times in zip("ssooo", (1, 3, 1, 2, 3), strict=True)
-]
+POINTS = [(name, where, times) for name in OPTIMIZERS for where, times in zip("ssooo", (1, 3, 1, 2, 3), strict=True)]
 
 
-@pytest.mark.parametrize(("name", "where", "times"), POINTS)
+@pytest.mark.parametrize(("name", "where", "times"), of_the_day(4, POINTS))
 def test_any_allocation_of_a_step_may_fail(place: Place, name: str, where: str, times: int) -> None:
     """``where``: s anywhere in the step, o in the optimizer; failing 1, 2 or 3 times leads down 0, 1 or 2 fallbacks."""
     settings = (*TRAIN_ONLY, f"recipe.optimizer.name={name}", *OPTIMIZERS[name])
@@ -243,7 +239,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("name", PHASES)
+@pytest.mark.parametrize("name", of_the_day(4, PHASES))
 def test_every_phase_may_fail_once(place: Place, name: str) -> None:
     """After freeing, the same plan is tried again: nothing changes."""
     wanted, phase = PHASES[name]

@@ -16,7 +16,8 @@ import safetensors.torch
 import torch
 
 from tests.support.jobs import overrides, photographs, write_job
-from tests.support.optimizers import quick
+from tests.support.optimizers import NAMES
+from tests.support.sample import of_the_day
 from tests.support.tiny import tiny_base
 from trainer.adapter.export import TIME_KEYS
 from trainer.base import streaming
@@ -196,7 +197,7 @@ def test_pause_and_resume_gives_the_undisturbed_lora(
 
 
 # Each of these has a kind of state of its own; the others keep similar tensors and numbers on the CPU.
-@pytest.mark.parametrize("optimizer", quick("adamw", "adamw8bit", "lion8bit", "adafactor", "prodigy", "schedulefree"))
+@pytest.mark.parametrize("optimizer", of_the_day(3, NAMES))
 def test_every_optimizer_resumes_exactly(shared: Path, tmp_path: Path, optimizer: str) -> None:
     """Rank 64 makes tensors of 4096 elements, from which bitsandbytes keeps 8-bit state."""
     base = tiny_base("sd15", shared / "bases", depth=1)
