@@ -28,7 +28,7 @@ from trainer.cli import (
     queue,
     runs,
 )
-from trainer.cli.common import Parser, guarded, note, protect_links, quieten
+from trainer.cli.common import Parser, guarded, name_settings, note, protect_links, quieten
 
 _DESCRIPTION = """\
 Impasto trains SD 1.5 and SDXL LoRAs: from a folder of images to a file that loads everywhere.
@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    for message in protect_links(options):
+    for message in (*name_settings(options), *protect_links(options)):
         note(message)
     return int(options.command(options))
 

@@ -165,6 +165,22 @@ def protect_links(options: argparse.Namespace) -> Iterator[str]:
                 yield message
 
 
+def name_settings(options: argparse.Namespace) -> Iterator[str]:
+    """Put our keys in place of other programs' names in --set, such as network_dim; yield a message for each."""
+    for number, text in enumerate(getattr(options, "set", None) or ()):
+        word, equals, value = text.partition("=")
+        if not equals or "." in word:
+            continue
+        from trainer.config.field_names import meant_by, value_called  # loads pydantic
+        from trainer.config.job import Job
+
+        key = None if word.strip() in Job.model_fields else meant_by(word)
+        if key:
+            ours = ",".join(value_called(key, each) or each for each in value.split(","))
+            options.set[number] = f"{key}={ours}"
+            yield f"{word.strip()} is {key} here: set {key} = {ours}."
+
+
 def checked(section: type[_Section], **values: object) -> _Section:
     """Return a job section built from command-line values.
 

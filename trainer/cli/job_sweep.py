@@ -118,7 +118,6 @@ def add_commands(commands: Commands) -> None:
         "--set",
         action="append",
         default=[],
-        dest="values",
         metavar="KEY=VALUE,VALUE",
         help="try each of these values, such as recipe.rank=8,16,32; repeatable: all combinations are trained",
     )
@@ -127,7 +126,7 @@ def add_commands(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Queue the jobs of a new sweep, compare those of an existing one, or list all sweeps."""
-    if options.values:
+    if options.set:
         return _run_new(options)
     if options.what is None:
         return _run_list(options)
@@ -153,7 +152,7 @@ def _run_new(options: argparse.Namespace) -> int:
     if options.what is None:
         sentence = "Could not start a sweep: no job is given."
         raise JobError("sweep.job", sentence, "Name the job.toml to vary: `sweep job.toml --set recipe.rank=8,16,32`.")
-    sweep, entries = plan_sweep(Path(options.what), options.values)
+    sweep, entries = plan_sweep(Path(options.what), options.set)
     # The list of jobs is saved first, so that a sweep that is interrupted here can still be shown.
     long_path(_folder()).mkdir(parents=True, exist_ok=True)
     files.write_json(_file(sweep.name), {"version": 1, **to_record(sweep)})

@@ -36,7 +36,8 @@ def add_commands(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override a key of the job, such as recipe.rank=32; repeatable",
+        help="override a key of the job, such as recipe.rank=32; names of other trainers work too, such as "
+        "network_dim=32; repeatable",
     )
     train.add_argument("--recipe", metavar="PRESET", help="override the job's recipe with the values of this preset")
     _add_snapshot(train)

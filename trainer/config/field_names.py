@@ -1,7 +1,7 @@
-"""What kohya's sd-scripts, OneTrainer and diffusers call our job settings; the only such table.
+"""What kohya's sd-scripts, OneTrainer, ai-toolkit and diffusers call our job settings; the only such table.
 
-It is used in messages about unknown keys ("did you mean recipe.rank?") and to import other programs' metadata. A name
-may belong to several settings; the first one in the table is suggested.
+It is used for keys of `--set`, the search of the window's form, messages about unknown keys ("did you mean
+recipe.rank?") and imported metadata. A name may belong to several settings; the first one in the table is suggested.
 """
 
 from __future__ import annotations
@@ -212,6 +212,52 @@ UNSUPPORTED: Mapping[str, str] = {
 """What to use instead of unsupported settings, by their names in other programs."""
 
 
+RELATED: Mapping[str, str] = {
+    **dict.fromkeys(("train_batch_size", "batch_size", "gradient_accumulation_steps"),
+                    "recipe.effective_batch is the batch size times the steps of accumulation"),
+    "train_text_encoder": "recipe.text_encoder.learning_rate is its rate; 0 does not train it",
+    "stop_text_encoder_training": "recipe.text_encoder.stop_after is a step, or a share of the run below 1",
+    "stop_training_after": "recipe.text_encoder.stop_after is a step, or a share of the run below 1",
+    "text_encoder_layer_skip": "recipe.clip_skip counts from the last layer, which is 1",
+    "tokenizer_max_length": "recipe.token_chunks is 75, 150 or 225",
+    "min_lr": "recipe.schedule.end is a share of the learning rate",
+    "loss_weight_strength": "recipe.objective.min_snr_gamma and recipe.objective.p2_gamma are keys of their own",
+    "huber_strength": "recipe.objective.loss_mix states the shares of several losses",
+    **dict.fromkeys(("min_noising_strength", "max_noising_strength"),
+                    "recipe.objective.timestep_min and timestep_max are timesteps from 0 to 1000"),
+    "with_prior_preservation": 'a folder of images of the class has kind = "regularization"',
+    **dict.fromkeys(("blocks_to_swap", "layer_offload_fraction", "block_swap"),
+                    'fit.stream is the number of streamed blocks, "full" or "none"'),
+    **dict.fromkeys(("save_last_n_steps", "save_last_n_epochs", "checkpoints_total_limit", "save_last_n_steps_state"),
+                    "report.saving.keep and checkpoint_keep are numbers of files"),
+    "backup_after": "report.saving.checkpoint_every is a number of steps",
+    "sample_after": "report.previews.every is a number of steps",
+    "validate_after": "report.validation.every is a number of steps",
+    "validation_epochs": "report.previews.every is a number of steps",
+    "dim_from_weights": "base.continue_from starts from a LoRA and takes its ranks",
+}  # fmt: skip
+"""Names in the table whose values mean something else than those of the key, and what the key's values are."""
+
+
+def meant_by(word: str) -> str | None:
+    """Return the one key that another program's name or a last part (`seed`) means, with values that mean the same.
+
+    None for names in RELATED, for those of keys in lists, and for last parts that several keys have.
+    """
+    plain = _plain(word)
+    if plain in RELATED:
+        return None
+    keys = [key for key in keys_called(plain) if "*" not in key]
+    named = [key for key in keys if plain in FIELD_NAMES[key]]
+    return named[0] if named else keys[0] if len(keys) == 1 else None
+
+
+def has_name(key: str, text: str) -> bool:
+    """Return whether other programs call a setting so, or begin its name so: "network dim", "network_d", "--lr"."""
+    plain = _plain("_".join(text.split()))
+    return bool(plain) and any(f"_{name}".find(f"_{plain}") >= 0 for name in FIELD_NAMES.get(key, ()))
+
+
 def keys_called(word: str) -> Iterator[str]:
     """Yield the job keys that are named `word` here or in another program, the most likely one first."""
     plain = _plain(word)
@@ -230,8 +276,13 @@ def value_called(key: str, word: str) -> str | None:
 
 
 def unsupported(word: str) -> str | None:
-    """Return what to use instead of another program's setting that is not supported here; None if unknown."""
+    """Return what to use instead of another program's setting that does not exist here; None if unknown."""
     return UNSUPPORTED.get(_plain(word))
+
+
+def related(word: str) -> str | None:
+    """Return how the values of the key that has this name elsewhere differ; None if they mean the same."""
+    return RELATED.get(_plain(word))
 
 
 def _plain(word: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from trainer.config.field_names import keys_called, unsupported, value_called
+from trainer.config.field_names import keys_called, related, unsupported, value_called
 from trainer.config.schema import (
     BrokenRulesError,
     Section,
@@ -75,7 +75,8 @@ def faults_sentence(source: str, faults: Sequence[str]) -> str:
 def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: type[Section]) -> str:
     """Return the message for an unknown key: a suggestion, advice on an unsupported setting, or the valid keys."""
     if other := _other_name(word, parent, root):
-        return f"unknown key (did you mean {other}?)"
+        difference = related(word)
+        return f"unknown key (did you mean {other}?{f' {difference}' if difference else ''})"
     if advice := unsupported(word):
         return f"unknown key: {advice}"
     names = [field.alias or name for section in table for name, field in section.model_fields.items()]

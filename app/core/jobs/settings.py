@@ -6,7 +6,7 @@ import copy
 import math
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from app.core.jobs.job_file import Values, drop, value_at
 from trainer.config.base import Family, Prediction
 from trainer.config.checks import doubtful, prodigy_at_a_small_rate, without_effect
+from trainer.config.field_names import FIELD_NAMES, has_name
 from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import base_path_by_form, make_absolute
 from trainer.config.problems import problems
@@ -93,6 +94,11 @@ class Setting:
         """Return the words that are allowed as values, possibly along with numbers or lists."""
         return tuple(part for part in self.parts if isinstance(part, str))
 
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """Return what other trainers call the setting."""
+        return FIELD_NAMES.get(self.key, ())
+
     def typed(self, text: str) -> Any:
         """Return typed text as a value; text that fits no type stays text, so that `judge` reports it."""
         text = text.strip()
@@ -102,6 +108,16 @@ class Setting:
         if inner and text not in self.words:
             return [_typed(item.strip(), inner) for item in text.split(",") if item.strip()]
         return _typed(text, self.parts)
+
+
+def is_found_by(wanted: Sequence[str], listed: Iterable[Setting]) -> bool:
+    """Return whether titles, keys, help and optimizer names of settings together contain all of these lowercase words.
+
+    Also if the words are part of what another trainer calls one of them, such as "network dim".
+    """
+    found = list(listed)
+    text = " ".join(f"{each.title} {each.key} {each.doc} {each.kind}" for each in found).lower()
+    return all(word in text for word in wanted) or any(has_name(each.key, " ".join(wanted)) for each in found)
 
 
 def title_of(key: str) -> str:

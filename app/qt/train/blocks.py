@@ -11,11 +11,12 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QToolButton, QVB
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
 from app.core.jobs.job_file import Values, drop, put, value_at
-from app.core.jobs.settings import Setting, setting
+from app.core.jobs.settings import Setting, is_found_by, setting
 from app.core.words import sentence_of
 from app.qt.theme import set_icon
 from app.qt.train.form import LineEditor, TableEditor
 from app.qt.widgets import plain_tip, retain_size, set_message
+from trainer.config.field_names import has_name
 
 BLOCKS = "recipe.blocks"
 _NUMBERS = ("rank", "alpha", "rate_factor")
@@ -63,10 +64,10 @@ class BlockRows(TableEditor):
             row.show_draft(draft)
 
     def matches(self, wanted: list[str]) -> bool:
-        """Return whether titles, keys and help of the columns together contain all of these lowercase words."""
-        found = [_column(name) for name in ("match", *_NUMBERS)]
-        text = " ".join(f"{each.title} {each.key} {each.doc}" for each in found).lower()
-        return all(word in text for word in wanted)
+        """Return whether a search for these lowercase words finds one of the columns, or the table itself."""
+        return is_found_by(wanted, [_column(name) for name in ("match", *_NUMBERS)]) or has_name(
+            BLOCKS, " ".join(wanted)
+        )
 
     def _add(self) -> None:
         """Add an entry that changes nothing yet: the recipe's rank for all layers of the UNet."""

@@ -23,10 +23,11 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.jobs.draft import Draft
-from app.core.jobs.settings import Setting, settings, tables, title_of
+from app.core.jobs.settings import Setting, is_found_by, settings, tables, title_of
 from app.core.words import sentence_of
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_tip, retain_size, set_message
+from trainer.config.field_names import unsupported
 from trainer.config.toml_file import toml_value
 
 if TYPE_CHECKING:
@@ -221,9 +222,8 @@ class SettingRow(QWidget):
             self._show_difference(*state[4:])
 
     def matches(self, wanted: list[str]) -> bool:
-        """Return whether title, key, help and optimizer name together contain all of these lowercase words."""
-        text = f"{self.setting.title} {self.key} {self.setting.doc} {self.setting.kind}".lower()
-        return all(word in text for word in wanted)
+        """Return whether a search for these lowercase words finds the setting."""
+        return is_found_by(wanted, [self.setting])
 
     def _show_hint(self, problem: str | None, without_effect: str | None, doubt: str | None) -> None:
         """Show the most serious of these messages, or the help if there are none."""
@@ -252,6 +252,8 @@ class SettingRow(QWidget):
         tip = f"{self.key}\n" + self.tr("Allowed values: {values}.").format(values=self.setting.values)
         if self.setting.can_be_empty:
             tip += "\n" + self.tr("Type {quotes} for an empty text.").format(quotes=EMPTY)
+        if self.setting.other_names:
+            tip += "\n" + self.tr("In other trainers: {names}.").format(names=", ".join(self.setting.other_names))
         for part in (self.title, self.editor, self.hint):
             part.setToolTip(plain_tip(tip))
         for label in (self.title, self.hint):
@@ -308,7 +310,7 @@ class TableEditor(DraftEditor):
         raise NotImplementedError
 
     def matches(self, wanted: list[str]) -> bool:
-        """Return whether titles, keys and help of the settings together contain all of these lowercase words."""
+        """Return whether a search for these lowercase words finds one of the settings."""
         raise NotImplementedError
 
 
@@ -349,9 +351,11 @@ class SettingsForm(DraftEditor):
         self._filter()
 
     def search(self, text: str) -> None:
-        """Show only settings whose title, key, help and optimizer name together contain every word of `text`."""
+        """Show only settings that `text` finds; see `is_found_by`. For a name of another trainer, say what to use."""
         self._words = text.lower().split()
-        self.nothing.setText(self.tr("No settings match “{text}”.").format(text=text.strip()))
+        advice = unsupported("_".join(self._words))
+        found = self.tr("No settings match “{text}”.").format(text=text.strip())
+        self.nothing.setText(f"{found} {sentence_of(advice)}" if advice else found)
         self._filter()
 
     def begin(self) -> None:

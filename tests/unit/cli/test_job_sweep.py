@@ -62,6 +62,20 @@ def test_every_combination_becomes_a_valid_job_in_the_queue(
     assert json.loads(capsys.readouterr().out) == {"sweeps": ["style", "style-2"]}
 
 
+def test_names_of_other_trainers_are_said_and_set(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["network_dim=8,16", "lr_scheduler=constant_with_warmup,cosine", "recipe.steps=9"]
+    assert main(["sweep", str(job), *(word for name in names for word in ("--set", name))]) == 0
+    said = capsys.readouterr().err
+    assert "network_dim is recipe.rank here: set recipe.rank = 8,16." in said
+    assert "set recipe.schedule.kind = constant,cosine." in said and "recipe.steps is" not in said
+    loaded = [load_job(job, text=entry.text).recipe for entry in Queue().entries()]
+    assert {(one.rank, one.schedule.kind) for one in loaded} == {
+        (8, "constant"), (8, "cosine"), (16, "constant"), (16, "cosine"),
+    }  # fmt: skip
+    assert main(["sweep", str(job), "--set", "gradient_accumulation_steps=1,2"]) == 2
+    assert "did you mean recipe.effective_batch?" in capsys.readouterr().err
+
+
 def test_values_end_at_commas_outside_quotes_and_brackets() -> None:
     found = combinations(['a.b="x, y",z', "c=[100, 500],[900]", "d=1e-4"])
     assert found == [

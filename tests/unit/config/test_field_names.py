@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.field_names import FIELD_NAMES, FIELD_VALUES, UNSUPPORTED, keys_called, value_called
+from trainer.config.field_names import (
+    FIELD_NAMES,
+    FIELD_VALUES,
+    RELATED,
+    UNSUPPORTED,
+    has_name,
+    keys_called,
+    meant_by,
+    value_called,
+)
 from trainer.config.job import Job
 from trainer.config.load import parse_job
 from trainer.config.schema import choices, fields
@@ -104,3 +113,41 @@ def test_a_name_is_found_however_it_is_written(word):
 def test_values_are_found_by_the_end_of_a_key_where_that_is_enough():
     assert value_called("sampler", "Euler a") == "euler_a"
     assert value_called("kind", "reg") is None
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("network_dim", "recipe.rank"),
+        ("--lr_warmup_steps", "recipe.schedule.warmup"),
+        ("seed", "recipe.seed"),
+        ("rank", None),  # of the UNet or of a text encoder
+        ("gradient_accumulation_steps", None),
+        ("num_repeats", None),  # of one folder
+        ("sprocket", None),
+    ],
+)
+def test_a_name_means_one_key_if_its_values_mean_the_same(word, key):
+    assert meant_by(word) == key
+
+
+def test_keys_whose_values_mean_something_else_are_in_the_table():
+    assert [word for word in RELATED if next(keys_called(word), None) is None] == []
+    assert "(did you mean recipe.effective_batch? recipe.effective_batch is the batch size times" in complaint(
+        "", "gradient_accumulation_steps=4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("recipe.rank", "network dim", True),
+        ("recipe.rank", "dim", True),
+        ("recipe.rank", "etwork", False),
+        ("recipe.rank", "", False),
+        ("recipe.learning_rate", "unet_l", True),
+        ("recipe.nothing", "network_dim", False),
+    ],
+)
+def test_a_search_finds_names_from_the_start_of_a_word_of_theirs(key, text, expected):
+    assert has_name(key, text) is expected
