@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli.common import Commands, add_command, add_json, add_run, engine_imports, positive
-from trainer.errors import ImpastoError, JobError
+from trainer.errors import EXIT_DONE, ImpastoError, JobError
 from trainer.protocol import events, files
-from trainer.protocol.run_directory import find_run, require_writable
+from trainer.protocol.run_directory import RunDirectory, find_run, newest_run, require_writable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
+    from trainer.training.run.resume import Extension
 
 OnRunFolder = Callable[[Path], None]
 OnEvent = Callable[[events.Event], None]
@@ -40,6 +41,12 @@ def add_commands(commands: Commands) -> None:
         "network_dim=32; repeatable",
     )
     train.add_argument("--recipe", metavar="PRESET", help="override the job's recipe with the values of this preset")
+    train.add_argument(
+        "--resume-if-any",
+        action="store_true",
+        help="continue the job's newest run where it was interrupted, with the settings it started with, or do nothing "
+        "if it is finished; start one if there is none. The same command then serves each start by a scheduler",
+    )
     _add_snapshot(train)
     add_json(train)
     _add_queued(train)
@@ -64,12 +71,18 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Train a job from the start."""
+    """Train a job from the start, or with --resume-if-any from where its newest run ended."""
 
     def train(made: OnRunFolder, log: OnEvent) -> int:
         text = _frozen(options)
         with showing_events(log, as_json=options.json) as on_event:
             overrides = _overrides(options, text)
+            if options.resume_if_any and (run := _newest_run(options.job, overrides, text)):
+                if run.state() in ("done", "stopped"):
+                    on_event(events.Notice("finished", f"The run {run.name} is finished; its LoRA is in {run.output}."))
+                    return EXIT_DONE
+                on_event(events.Notice("resumed", f"Continuing the run {run.name}."))
+                return _resumed(run, on_event, made, memory_snapshot=options.memory_snapshot)
             _require_sound(options.job, overrides, text)
             with engine_imports(on_event):
                 from trainer.cli.planning import plan_run
@@ -86,23 +99,37 @@ def run_resume(options: argparse.Namespace) -> int:
     """Continue a run."""
 
     def resume_run(made: OnRunFolder, log: OnEvent) -> int:
-        run = find_run(options.run)
+        run, snapshot = find_run(options.run), options.memory_snapshot
         with showing_events(log, as_json=options.json) as on_event:
-            with engine_imports(on_event):
-                from trainer.memory.device.calibration import learn
-                from trainer.training.run.resume import resume
-
-            return resume(
-                run,
-                on_event,
-                steps=options.steps,
-                schedule=options.schedule,
-                learn=learn,
-                made=made,
-                memory_snapshot=options.memory_snapshot,
-            )
+            return _resumed(run, on_event, made, options.steps, options.schedule, memory_snapshot=snapshot)
 
     return _carried_out(options, resume_run)
+
+
+def _resumed(
+    run: RunDirectory,
+    on_event: OnEvent,
+    made: OnRunFolder,
+    steps: int | None = None,
+    schedule: Extension = "stretch",
+    *,
+    memory_snapshot: bool,
+) -> int:
+    with engine_imports(on_event):
+        from trainer.memory.device.calibration import learn
+        from trainer.training.run.resume import resume
+
+    return resume(
+        run, on_event, steps=steps, schedule=schedule, learn=learn, made=made, memory_snapshot=memory_snapshot
+    )
+
+
+def _newest_run(path: Path, overrides: Sequence[str], text: str | None) -> RunDirectory | None:
+    """Return the newest run of a job that an engine ever started; None if there is none."""
+    from trainer.config.load import load_job
+
+    job = load_job(path, overrides, text)
+    return newest_run(Path(job.output.runs), job.name)
 
 
 def _add_snapshot(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,13 @@ def add_commands(commands: Commands) -> None:
 
     add = add_command(inner, "add", "append a snapshot of a job, or a run to continue", run_add)
     add.add_argument("what", metavar="JOB|RUN", help="a job.toml, or the name or folder of a run")
+    add.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for a job: override a key in its snapshot, such as recipe.rank=32; repeatable",
+    )
     add.add_argument("--steps", type=positive, help="for a run: new total number of steps, to train longer")
     add.add_argument("--before", metavar="ID", help="put it before this entry instead of at the end")
     add.add_argument(
@@ -128,8 +135,13 @@ def run_add(options: argparse.Namespace) -> int:
     if path.is_file() or path.suffix == ".toml":
         if options.steps is not None:
             raise JobError("queue.steps", "--steps is for runs; this is a job.", "Set recipe.steps in the job.")
-        entry = queue.add(path, after=options.after, hold=options.hold, before=options.before)
+        entry = queue.add(
+            path, after=options.after, hold=options.hold, before=options.before, text=_changed_text(path, options.set)
+        )
     else:
+        if options.set:
+            remedy = "Name a job.toml, or extend the run with --steps."
+            raise JobError("queue.set", "--set is for jobs; a run keeps the settings it started with.", remedy)
         entry = queue.add_run(find_run(options.what).path, options.steps)
         if options.before is not None:
             queue.move(entry.id, options.before)
@@ -140,6 +152,17 @@ def run_add(options: argparse.Namespace) -> int:
     if not queue.worker_alive():
         note("The queue is not running. Start it with `python -m trainer queue`.")
     return EXIT_DONE
+
+
+def _changed_text(path: Path, overrides: Sequence[str]) -> str | None:
+    """Return a job's text with --set applied, once it is valid; None without --set. Raises JobError."""
+    if not overrides:
+        return None
+    from trainer.config.load import parse_job, read_job_text, text_with_overrides
+
+    text = text_with_overrides(read_job_text(path), path.name, overrides)
+    parse_job(text, path.name, path.absolute().parent)
+    return text
 
 
 def run_move(options: argparse.Namespace) -> int:

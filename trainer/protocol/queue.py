@@ -151,13 +151,14 @@ class Queue:
     # --- adding and removing
 
     def add(
-        self, job: Path, *, after: float | None = None, hold: bool = False, before: str | None = None
+        self, job: Path, *, after: float | None = None, hold: bool = False, before: str | None = None,
+        text: str | None = None,
     ) -> Entry:  # fmt: skip
-        """Add an entry with a job file's current content, at the end or before another entry, and return it.
+        """Add an entry with `text`, or a job file's current content, at the end or before another; return it.
 
         Raises JobError if the file cannot be read.
         """
-        entry = self.put(new_entry(job, after=after, hold=hold))
+        entry = self.put(new_entry(job, after=after, hold=hold, text=text))
         if before is not None:
             self.move(entry.id, before)
         return entry

@@ -21,7 +21,16 @@ from trainer.protocol import files, locks, places
 from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
 from trainer.protocol.files import long_path, numbered, safe_name
-from trainer.protocol.reading import UnusableFileError, parse_json, path_of, read_record, read_text, reason_of, table
+from trainer.protocol.reading import (
+    UnusableFileError,
+    parse_json,
+    path_of,
+    read_record,
+    read_text,
+    read_toml,
+    reason_of,
+    table,
+)
 from trainer.protocol.records import build, json_keys, moment, renamed, to_record
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
@@ -30,6 +39,8 @@ MemorySnapshot = Literal["load", "first-steps", "out-of-memory", "end"]
 
 _LIST_PATIENCE = 10.0  # seconds; a writer locks the list of runs for milliseconds
 _FORGOTTEN = "forgotten"
+_SURE_START = 32
+"""Characters of a job's name that its runs' folders have too, however long the name is."""
 MANIFEST = "manifest.json"
 
 
@@ -163,6 +174,12 @@ class RunDirectory:
         files.write_json(self.run, record | {"attempts": [*self.attempts(), started | dict(facts)]})
         _enter_in_list(self.path)
         return number
+
+    @property
+    def created(self) -> float:
+        """Return when the run was created, in seconds since the epoch; 0 if run.json does not say it."""
+        created = self._record().get("created")
+        return float(created) if isinstance(created, int | float) else 0.0
 
     def attempts(self) -> list[dict[str, object]]:
         """Return the facts about each attempt from run.json, in order."""
@@ -301,6 +318,26 @@ def find_run(text: str) -> RunDirectory:
     if not named:
         raise _unknown(text)
     return RunDirectory.open(named[0])
+
+
+def newest_run(parent: Path, name: str) -> RunDirectory | None:
+    """Return the newest run in `parent` of a job called `name` that an engine ever started; None if there is none.
+
+    Raises OSError.
+    """
+    # The frozen jobs tell them apart; folders of other names are passed over, because parsing each job would take time.
+    start = safe_name(name, "run")[:_SURE_START]
+    folders = long_path(parent).iterdir() if long_path(parent).is_dir() else ()
+    alike = [RunDirectory(parent.absolute() / folder.name) for folder in folders if folder.name.startswith(start)]
+    runs = [run for run in alike if long_path(run.run).is_file() and _job_name(run) == name and run.attempts()]
+    return max(runs, key=lambda run: run.created, default=None)
+
+
+def _job_name(run: RunDirectory) -> str:
+    """Return the name in a run's frozen job; empty if it cannot be read."""
+    with contextlib.suppress(OSError, UnusableFileError):
+        return str(read_toml(run.job, "config").get("name", ""))
+    return ""
 
 
 def _unmade(parent: Path, error: OSError) -> RunError:

@@ -174,6 +174,23 @@ def test_ctrl_c_pauses_and_resume_finishes_with_a_pruned_cache(job, capsys):
     capsys.readouterr()
     assert cli.main(["resume", "paused", "--steps", str(last.step + 1)]) == 0
     assert f"Done after {last.step + 1} steps." in capsys.readouterr().out
+    assert cli.main(["train", str(job), *settings, "--resume-if-any"]) == 0
+    assert "The run paused is finished; its LoRA is in " in capsys.readouterr().out
+    assert not (job.parent / "runs" / "paused-2").exists()
+
+
+def test_the_same_command_starts_a_run_and_continues_it(job, capsys, monkeypatch):
+    command = ["train", str(job), "--resume-if-any", "--set", "name=again", "--set", "recipe.steps=3"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "trainer.training.callbacks.lora_export.export_lora", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+        )
+        assert cli.main(command) == 75  # by Ctrl-C, while a LoRA is written
+    assert cli.main(command) == 0
+    said = capsys.readouterr().out
+    assert "Continuing the run again." in said and "Done after 3 steps." in said
+    assert [each["number"] for each in RunDirectory.open(job.parent / "runs" / "again").attempts()] == [1, 2]
+    assert not (job.parent / "runs" / "again-2").exists()
 
 
 def test_a_reader_that_leaves_ends_no_run(job):

@@ -69,6 +69,7 @@ def test_a_run_is_put_in_by_its_name(tmp_path, job, capsys):
     assert [entry.name for entry in Queue().entries()] == ["style", "cat"]
     assert cli.main(["queue", "add", "nobody"]) == 2
     assert cli.main(["queue", "add", job("dog"), "--steps", "3"]) == 2
+    assert cli.main(["queue", "add", "style", "--set", "recipe.rank=4"]) == 2
     assert len(Queue().entries()) == 2
 
 
@@ -167,3 +168,17 @@ def test_sigusr1_ends_no_worker_and_interrupts_a_run_that_has_not_started(job):
     with pytest.raises(KeyboardInterrupt), handling_sigusr1(signal.default_int_handler):
         signal.raise_signal(signal.SIGUSR1)
     assert signal.getsignal(signal.SIGUSR1) == former
+
+
+def test_settings_are_changed_in_the_snapshot_only(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    text = 'schema = 1\nname = "a"\nbase = {model = "own/er"}\ndataset = {folders = [{path = "p"}]}\n'
+    text += "[recipe]\nrank = 8 # small\n"
+    path.write_text(text, encoding="utf-8")
+    do("add", str(path), "--set", "network_dim=32", "--set", "name=b")
+    (entry,) = Queue().entries()
+    assert entry.name == "b" and "rank = 32 # small" in (entry.text or "")
+    assert path.read_text(encoding="utf-8") == text
+    assert cli.main(["queue", "add", str(path), "--set", "recipe.rank=-1"]) == 2
+    assert "recipe.rank: must be a whole number" in capsys.readouterr().err
+    assert len(Queue().entries()) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.errors import RunError
 from trainer.protocol import commands, events, files, locks, places
-from trainer.protocol.run_directory import RunDirectory, Status, find_run, known_runs
+from trainer.protocol.run_directory import RunDirectory, Status, find_run, known_runs, newest_run
 
 HOLDER = (
     "import sys\nfrom pathlib import Path\nfrom trainer.protocol.run_directory import RunDirectory\n"
@@ -48,6 +48,21 @@ def code_of(action) -> str:
 def enter(run):
     with run.hold():
         pass
+
+
+def test_the_newest_run_of_a_job_is_the_last_that_an_engine_started(tmp_path, monkeypatch):
+    assert newest_run(tmp_path / "nowhere", "cat") is None
+    now = iter(range(100, 200))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    runs = [RunDirectory.create(tmp_path, name) for name in ("cat", "cat", "cat 2", "cat", "dog")]
+    for run, name in zip(runs, ("cat", "cat", "cat 2", "cat", "dog"), strict=True):
+        run.job.write_text(f'name = "{name}"\n', encoding="utf-8")
+    for run in (*runs[:3], runs[4]):  # not the third of the cat
+        run.begin_attempt({})
+    assert newest_run(tmp_path, "cat").path == runs[1].path  # type: ignore[union-attr]
+    runs[1].job.write_text("unreadable [", encoding="utf-8")
+    assert newest_run(tmp_path, "cat").path == runs[0].path  # type: ignore[union-attr]
+    assert newest_run(tmp_path, "bird") is None
 
 
 def test_a_new_run_has_its_folders_and_is_in_the_list(run, tmp_path):
