@@ -226,7 +226,8 @@ def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candida
 
 def _rest(job: Job) -> Iterator[_Candidate]:
     previews = job.report.previews
-    yield "report.previews.every", previews, not previews.prompts, "there are no preview prompts"
+    for key in ("every", "every_epochs", "first", "max_share"):
+        yield f"report.previews.{key}", previews, not previews.prompts, "there are no preview prompts"
     yield "fit.vae_tiling", job.fit, not previews.prompts, "there are no preview prompts to decode"
     on_cpu = job.fit.device == "cpu" and job.fit.deterministic is False
     yield "fit.deterministic", job.fit, on_cpu, "the CPU is always deterministic"

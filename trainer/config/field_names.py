@@ -139,7 +139,9 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "fit.prefetch_batches": ("prefetch_factor",),
     "fit.compile": ("torch_compile",),
     "fit.cache_gigabytes": ("cache_latents_to_disk", "cache_latents", "latent_caching"),
-    "report.previews.every": ("sample_every_n_steps", "sample_after", "validation_epochs", "validation_steps"),
+    "report.previews.every": ("sample_every_n_steps", "sample_after", "validation_steps", "sample_every"),
+    "report.previews.every_epochs": ("sample_every_n_epochs", "validation_epochs"),
+    "report.previews.first": ("sample_at_first", "skip_first_sample"),
     "report.previews.prompts": ("sample_prompts", "samples", "validation_prompt", "sample_definition_file_name"),
     "report.previews.prompts.*.negative": ("negative_prompt",),
     "report.previews.prompts.*.steps": ("num_inference_steps", "diffusion_steps", "sample_steps"),
@@ -233,7 +235,7 @@ RELATED: Mapping[str, str] = {
     "backup_after": "report.saving.checkpoint_every is a number of steps",
     "sample_after": "report.previews.every is a number of steps",
     "validate_after": "report.validation.every is a number of steps",
-    "validation_epochs": "report.previews.every is a number of steps",
+    "skip_first_sample": "report.previews.first = false skips it",
     "dim_from_weights": "base.continue_from starts from a LoRA and takes its ranks",
 }  # fmt: skip
 """Names in the table whose values mean something else than those of the key, and what the key's values are."""

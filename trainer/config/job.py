@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Field, create_model
@@ -11,7 +11,7 @@ from pydantic import Field, create_model
 from trainer.config.base import BaseConfig, Part
 from trainer.config.fit import FallbackStep, FitConfig
 from trainer.config.methods import Sampler
-from trainer.config.recipe import CaptionConfig, ImagesConfig, RecipeConfig
+from trainer.config.recipe import LENGTH_KEYS, CaptionConfig, ImagesConfig, RecipeConfig
 from trainer.config.schema import LONGEST_HELP, Section
 from trainer.protocol.files import LONGEST_NAME
 
@@ -298,12 +298,23 @@ class PromptConfig(Section):
 
 
 class PreviewConfig(Section):
-    """Preview images rendered during the run, the first at step 0 as a baseline."""
+    """Preview images rendered during the run."""
 
     every: int | None = Field(default=None, ge=1, title="Preview every N steps")
     """Steps between previews (kohya: sample_every_n_steps); default: five times per run."""
+    every_epochs: int | None = Field(default=None, ge=1, title="Preview every N epochs")
+    """Epochs between previews (kohya: sample_every_n_epochs)."""
+    first: bool | None = Field(default=None, title="Preview before training")
+    """Also preview before the first step, to compare with (kohya: sample_at_first); default: true."""
+    max_share: float | None = Field(default=None, gt=0, lt=1, title="Largest share of the time")
+    """Skip previews that would take more than this share of the run's time, except the last ones; default: off."""
     prompts: tuple[PromptConfig, ...] = Field(default=(), strict=False)
     """Preview prompts; none: no previews."""
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """Yield an error when previews are rendered both every N steps and every N epochs."""
+        if self.every is not None and self.every_epochs is not None:
+            yield "every", "is set, and so is every_epochs: set only one of them"
 
 
 class ValidationConfig(Section):
@@ -352,6 +363,14 @@ class ReportConfig(Section):
     """Also write TensorBoard logs (kohya: log_with)."""
     max_skipped: int = Field(default=20, ge=1, title="Max skipped steps")
     """Consecutive optimizer steps that may be skipped for non-finite gradients before the run fails."""
+
+
+ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
+    "recipe": LENGTH_KEYS,
+    "report.previews": ("every", "every_epochs"),
+    "report.saving": ("every_steps", "every_epochs"),
+}
+"""By table, keys of which only one can be set: setting one on the command line or in the form removes the others."""
 
 
 class Job(Section):

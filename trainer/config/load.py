@@ -11,10 +11,9 @@ from pydantic import ValidationError
 
 from trainer.config.credentials import protect, safe_link
 from trainer.config.edit import edit_toml
-from trainer.config.job import SCHEMA, Job
+from trainer.config.job import ALTERNATIVES, SCHEMA, Job
 from trainer.config.paths import make_absolute
 from trainer.config.problems import faults_sentence, problems
-from trainer.config.recipe import LENGTH_KEYS
 from trainer.config.toml_file import FileKind, parse_toml, read_text, table_lines
 from trainer.errors import JobError
 from trainer.protocol import files, reading
@@ -76,8 +75,8 @@ def migrate(data: Data) -> Data:
 def apply_overrides(data: Data, overrides: Sequence[str]) -> list[str]:
     """Apply each ``key=value`` to ``data`` in order; return a message for each one that could not be set.
 
-    List indexes start at 0 (``dataset.folders.0.repeats=3``). Keys and values are validated later. A run length
-    (steps, epochs or images_seen) replaces the one in the file.
+    List indexes start at 0 (``dataset.folders.0.repeats=3``). Keys and values are validated later. One of several
+    ALTERNATIVES, such as a run length in steps, replaces the one in the file.
     """
     faults = []
     for text in overrides:
@@ -117,8 +116,8 @@ def _set(data: Data, steps: list[str], value: Any) -> str | None:
 def _put(place: Any, steps: list[str], value: Any) -> str | None:
     *parents, last = steps
     if isinstance(place, dict):
-        if parents == ["recipe"] and last in LENGTH_KEYS:
-            for other in LENGTH_KEYS:
+        if last in (others := ALTERNATIVES.get(".".join(parents), ())):
+            for other in others:
                 place.pop(other, None)
         place[last] = value
         return None

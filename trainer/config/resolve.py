@@ -300,9 +300,11 @@ def _resolve_report(report: ReportConfig, recipe: RecipeConfig, samples_per_epoc
     prompts = tuple(
         prompt.replaced(width=prompt.width or side, height=prompt.height or side) for prompt in report.previews.prompts
     )
-    previews = report.previews.replaced(every=report.previews.every or max(1, steps // 5), prompts=prompts)
+    per_epoch = steps_per_epoch(samples_per_epoch, recipe.effective_batch)
+    every = (report.previews.every_epochs or 0) * per_epoch or report.previews.every or max(1, steps // 5)
+    previews = report.previews.replaced(every=every, every_epochs=None, prompts=prompts)
     validation = report.validation.replaced(every=report.validation.every or max(1, steps // 10))
-    saving = _resolve_saving(report.saving, steps, steps_per_epoch(samples_per_epoch, recipe.effective_batch))
+    saving = _resolve_saving(report.saving, steps, per_epoch)
     return report.replaced(previews=previews, validation=validation, saving=saving)
 
 

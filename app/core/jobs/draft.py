@@ -16,11 +16,10 @@ from app.core.tasks import Tasks, handle_only, reraise
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.credentials import protect, safe_link
-from trainer.config.job import Job
+from trainer.config.job import ALTERNATIVES, Job
 from trainer.config.load import read_job_text
 from trainer.config.paths import absolute, is_base_path
 from trainer.config.presets.preset import Preset
-from trainer.config.recipe import LENGTH_KEYS
 from trainer.errors import ImpastoError, JobError
 from trainer.files.identify import identify_base
 
@@ -376,12 +375,12 @@ class Draft:
 
 
 def _drop_excluded(values: Values, key: str) -> None:
-    """Remove keys that a new value rules out: other length settings, or arguments of the previous optimizer."""
+    """Remove keys that a new value rules out: its alternatives, or arguments of the previous optimizer."""
     table, _, name = key.rpartition(".")
-    if table == "recipe" and name in LENGTH_KEYS:
-        for other in LENGTH_KEYS:
+    if name in (others := ALTERNATIVES.get(table, ())):
+        for other in others:
             if other != name:
-                drop(values, f"recipe.{other}")
+                drop(values, f"{table}.{other}")
     if key == "recipe.optimizer.name":
         known = arguments(values["recipe"]["optimizer"]["name"])
         for argument in set(values["recipe"]["optimizer"]) - known if known else ():

@@ -134,6 +134,10 @@ KEYS = {
         "[report.saving]\nevery_steps = 5\nevery_epochs = 1",
         "report.saving.every_steps: is set, and",
     ),
+    "two preview rhythms": (
+        "[report.previews]\nevery = 5\nevery_epochs = 1",
+        "report.previews.every: is set, and so is every_epochs",
+    ),
     "noise strength": ("[report.validation]\ntimesteps = [1, 1000]", "report.validation.timesteps.1: must be a whole"),
     "too large a share": (
         "[dataset]\nvalidation_share = 0.9",

@@ -205,6 +205,7 @@ WITHOUT_EFFECT = {
         ["recipe.images.buckets=false", "recipe.images.bucket_min=256"],
         "recipe.images.bucket_min",
     ),
+    "no previews at the start": ("sd15", ["report.previews.first=false"], "report.previews.first"),
     "previews of nothing": ("sd15", ["report.previews.every=10"], "report.previews.every"),
     "revision of a file": ("sd15", ["base.model=./a.safetensors", "base.revision=fp16"], "base.revision"),
     "CPU not deterministic": ("sd15", ["fit.device=cpu", "fit.deterministic=false"], "fit.deterministic"),

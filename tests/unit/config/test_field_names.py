@@ -41,7 +41,7 @@ OURS = {
     "fit.allow_quantized", "fit.cuda_graphs", "fit.channels_last", "fit.fp16_accumulation", "fit.deterministic",
     "fit.vae_encode_tiling",
     *(f"report.previews.prompts.*.{name}" for name in ("prompt", "width", "height", "seed")),
-    "report.validation.timesteps", "report.max_skipped", "output.tag_frequency",
+    "report.previews.max_share", "report.validation.timesteps", "report.max_skipped", "output.tag_frequency",
 }  # fmt: skip
 
 

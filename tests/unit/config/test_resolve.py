@@ -87,6 +87,9 @@ MEANS_SOMETHING_ABSENT = {
         )
     ),
     *(f"recipe.schedule.{name}" for name in ("timescale", "decay", "decay_type", "step_rules")),
+    "report.previews.every_epochs",
+    "report.previews.first",
+    "report.previews.max_share",
     "report.saving.every_epochs",
     "report.saving.keep",
     *(
@@ -133,7 +136,12 @@ def test_nothing_is_left_open(family: Any, machine: Machine) -> None:
 @pytest.mark.parametrize("machine", [CPU, card(6), card(24)], ids=["cpu", "6 GB", "24 GB"])
 @pytest.mark.parametrize("length", ["recipe.epochs=7", "recipe.images_seen=301", "recipe.steps=3", "recipe.rank=8"])
 def test_resolving_twice_changes_nothing(family: Any, machine: Machine, length: str) -> None:
-    once = resolved(job(length, "report.saving.every_epochs=2"), family=family, machine=machine, samples=21)
+    once = resolved(
+        job(length, "report.saving.every_epochs=2", "report.previews.every_epochs=3"),
+        family=family,
+        machine=machine,
+        samples=21,
+    )
     assert resolved(once, family=family, machine=machine, samples=21) == once
 
 

@@ -213,7 +213,7 @@ def phase_counts(
         measured=len(samples),
         # Before the first step, at intervals, and after the last step.
         validations=1 + -(-steps // (report.validation.every or steps)),
-        previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
+        previews=(report.previews.first is not False) + -(-steps // (report.previews.every or steps)) if prompts else 0,
         batches=batch_compositions(images, job.recipe),
         padded=batch_compositions(images, job.recipe.replaced(caption_padding="limit"))
         if job.recipe.has_caption_lengths

@@ -15,7 +15,7 @@ from trainer.base.drawing import RenderSpec, decode, draw_latents, make_sampler,
 from trainer.base.encoding import TextConditioning, padded
 from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
-from trainer.config.job import Job, PromptConfig
+from trainer.config.job import Job, PreviewConfig, PromptConfig
 from trainer.config.schema import require_value
 from trainer.dataset.sampling import padded_tokens
 from trainer.protocol import events
@@ -127,7 +127,7 @@ class Previewer:
 
 
 class PreviewCallback:
-    """Callback that renders the preview prompts, first at step 0 as the baseline."""
+    """Callback that renders the preview prompts: at step 0 as the baseline, at intervals, and after the last step."""
 
     phase: ForecastPhase = "preview"
 
@@ -136,24 +136,47 @@ class PreviewCallback:
         self.previewer = previewer
         self.exporter = exporter
         self.reporter = reporter
+        self._began = time.monotonic()
+        self._spent = self._last = 0.0  # seconds
+        self._has_skipped = False
+
+    @property
+    def _config(self) -> PreviewConfig:
+        return self.engine.job.report.previews
 
     def at_start(self, progress: TrainingProgress) -> None:
         """Render the baseline, or previews due at this step that a killed attempt did not finish."""
-        if (progress.step == 0 or self._due(progress.step)) and not self.previewer.is_complete(progress.step):
+        is_first = progress.step == 0 and self._config.first is not False
+        if (is_first or self._due(progress.step)) and not self.previewer.is_complete(progress.step):
             self.render(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Render previews if they are due, and after the last step."""
-        if self._due(progress.step):
+        """Render previews after the last step, and if they are due and don't take too much of the time."""
+        if not self._due(progress.step):
+            return
+        if self.engine.is_done or self._has_time():
             self.render(progress)
+        elif not self._has_skipped:
+            self._has_skipped = True
+            share = f"{self._config.max_share:.0%} of the time (report.previews.max_share)"
+            sentence = (
+                f"Skipped the previews of step {progress.step} and some later ones: they would take over {share}."
+            )
+            self.reporter.notice("previews.skipped", sentence)
 
     def _due(self, step: int) -> bool:
-        return self.engine.is_done or due(step, self.engine.job.report.previews.every)
+        return self.engine.is_done or due(step, self._config.every)
+
+    def _has_time(self) -> bool:
+        """Return whether one more round, as long as the last, leaves previews within their share of this attempt."""
+        share, elapsed = self._config.max_share, time.monotonic() - self._began
+        return share is None or self._spent + self._last <= share * (elapsed + self._last)
 
     def render(self, progress: TrainingProgress) -> None:
         """Render all prompts with the weights in their exported form: their moving average, if there is one."""
         if not self.previewer.prompts:
             return
+        started = time.monotonic()
         self.reporter.phase("preview", 0, len(self.previewer.prompts))
         ema = True if self.engine.ema else None
         with preview_mode(self.engine):
@@ -169,3 +192,5 @@ class PreviewCallback:
                 lambda done, total: self.reporter.phase("preview", done, total),
             )
         self.exporter.add_preview(progress.step)
+        self._last = time.monotonic() - started
+        self._spent += self._last

@@ -172,6 +172,10 @@ class SampleMatrix(QWidget):
             return self.tr("This run generates no previews: its job has no preview prompts.")
         if not self._run.alive:
             return self.tr("This run generated no previews.")
+        if self._job is not None and self._job.report.previews.first is False:
+            return self.tr("The first previews are generated at step {step}.").format(
+                step=self._job.report.previews.every
+            )
         return self.tr("The first previews are generated before training starts, as a baseline.")
 
     def _on_events(self, news: list[Event]) -> None:

@@ -202,6 +202,27 @@ def test_the_rates_of_an_extended_run(shared: Path, tmp_path: Path, schedule: Ex
     assert rates(second) == pytest.approx(expected[schedule])
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        (("report.previews.every_epochs=1",), [0, 2, 4, 5]),
+        (("report.previews.every=2", "report.previews.first=false"), [2, 4, 5]),
+        (("report.previews.every=1", "report.previews.max_share=1e-9"), [0, 5]),
+        (("report.previews.every=2", "report.previews.max_share=0.999"), [0, 2, 4, 5]),
+    ],
+)
+def test_previews_are_rendered_when_the_job_says(
+    shared: Path, tmp_path: Path, settings: tuple[str, ...], steps: list[int]
+) -> None:
+    """An epoch of four images in batches of two has two steps."""
+    job, watcher = a_job(shared, tmp_path), Watcher()
+    prompt = 'report.previews.prompts=[{prompt="sks", steps=1, width=64, height=64}]'
+    assert start(job, [*BARE, prompt, "recipe.steps=5", "recipe.effective_batch=2", *settings], watcher) == 0
+    assert [event.step for event in watcher.of(events.Preview)] == steps  # type: ignore[attr-defined]
+    skipped = [event.sentence for event in watcher.of(events.Notice) if event.code == "previews.skipped"]  # type: ignore[attr-defined]
+    assert len(skipped) == (steps == [0, 5]) and all("previews of step 1" in sentence for sentence in skipped)
+
+
 @pytest.mark.parametrize("live", [False, True])
 def test_a_preview_is_what_the_lora_of_its_step_draws(shared: Path, tmp_path: Path, live: bool) -> None:
     """With dropout, which drawing must not know, and averaged weights, which training does not compute with."""

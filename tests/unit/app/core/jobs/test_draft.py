@@ -138,6 +138,9 @@ def test_a_length_replaces_the_other_and_an_optimizer_drops_what_it_lacks(tasks,
     draft = opened(file, tasks)
     draft.set("recipe.epochs", 7)
     assert draft.get("recipe.steps") is None
+    draft.set("report.previews.every", 3)
+    draft.set("report.previews.every_epochs", 2)
+    assert draft.get("report.previews.every") is None and not draft.problems
     draft.set("recipe.optimizer.name", "adamw")
     assert draft.get("recipe.optimizer") == {"name": "adamw"} and draft.job is not None
     draft.undo()
