@@ -20,6 +20,7 @@ from trainer.cli import (
     drawing,
     job_sweep,
     jobs,
+    lora,
     lr_find,
     methods,
     new_job,
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"Impasto {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback when Impasto itself fails")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for group in (new_job, jobs, queue, job_sweep, lr_find, plan, runs, datasets, drawing, presets, methods, doctor):
+    groups = (new_job, jobs, queue, job_sweep, lr_find, plan, runs, datasets, lora, drawing, presets, methods, doctor)
+    for group in groups:
         group.add_commands(commands)
     return parser

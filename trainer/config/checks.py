@@ -22,6 +22,9 @@ DEFAULT_VALIDATIONS = 10
 LAYER_SIZES = (320, 640, 768, 960, 1280, 1920, 2048, 2560, 3072, 5120, 10240)
 """Inputs and outputs of the layers of SD 1.5 and SDXL that can carry a LoRA."""
 
+ONLY_SDXL_TEXT = "InvokeAI 6.14 refuses SDXL LoRAs without layers of the UNet; other programs load them"
+"""Why an SDXL LoRA of text encoders alone is doubtful."""
+
 SCHEDULE_KEYS = {
     "cycles": "restarts",
     "power": "polynomial",
@@ -284,12 +287,16 @@ def not_forecast(job: Job) -> Iterator[tuple[str, str]]:
         yield "fit.channels_last", f"forecasts assume the default memory format, {others}"
 
 
-def doubtful(job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None = None) -> Iterator[tuple[str, str]]:
+def doubtful(
+    job: Job, *, zero_terminal_snr: bool, prediction: Prediction | None = None, family: Family | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield doubtful settings as (key, reason).
 
-    ``zero_terminal_snr`` and ``prediction`` are the detected or configured values; None if the prediction is unknown.
+    ``zero_terminal_snr``, ``prediction`` and ``family`` are the detected or configured values; None if unknown.
     """
     yield from not_forecast(job)
+    if family == "sdxl" and not job.recipe.learning_rate:
+        yield "recipe.learning_rate", f"is 0, so only text encoders are trained: {ONLY_SDXL_TEXT}"
     yield from _doubtful_weights(job, prediction)
     yield from _doubtful_patience(job)
     yield from _doubtful_sizes(job.recipe)

@@ -14,6 +14,9 @@ QUANTIZATION_MAP_BYTES = 1024
 # bitsandbytes puts states of this many numbers and more into paged memory, which does not count as GPU memory.
 PAGED_FROM = 100_000
 FP32 = 4
+PROGRAMS = ("ComfyUI", "Forge", "A1111", "InvokeAI", "diffusers", "sd-scripts")
+"""Programs that load LoRAs whose behavior is known; the last one is kohya's trainer."""
+_COPY = "other programs load its copy as a plain LoRA"
 
 
 class MasterWeight(NamedTuple):
@@ -72,8 +75,22 @@ class Method:
     """Where its formula comes from: the package that computes it, or the paper."""
     names: tuple[str, ...] = ()
     """Further names in other trainers, in lowercase."""
-    loads_in: str = ""
-    """For adapters, the programs that load their files."""
+    programs: tuple[str, ...] = ()
+    """For adapters, those of `PROGRAMS` that load their files; each may be limited, as in "InvokeAI for SDXL"."""
+    loads_note: str = ""
+    """For adapters, what else there is to know about loading their files."""
+
+    @property
+    def loads_in(self) -> str:
+        """Return which programs load an adapter's files, as part of a sentence; empty for other methods."""
+        if self.programs == PROGRAMS:
+            return f"every program that loads LoRAs{self.loads_note}"
+        listed = ", ".join(self.programs[:-1]) + " and " * (len(self.programs) > 1) + "".join(self.programs[-1:])
+        return f"{listed}; {_COPY}" if self.programs else ""
+
+    def is_loaded_by(self, program: str, family: str | None) -> bool:
+        """Return whether a program loads an adapter's files, of this family if it is known ("sd15", "sdxl")."""
+        return program in self.programs or (family != "sd15" and f"{program} for SDXL" in self.programs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,44 +155,43 @@ def factorization(number: int, factor: int | None = None) -> tuple[int, int]:
     return smaller, number // smaller
 
 
-_COPY = "other programs load its copy as a plain LoRA"
-
 ADAPTERS: Mapping[str, Method] = {
     "lora": Method(
         "LoRA",
         'Low-rank matrices beside the layers; with layers = "all" also on 3x3 convolutions (LoCon).',
         "Hu et al. 2021; networks/lora.py of kohya's sd-scripts",
-        loads_in="every program that loads LoRAs",
+        programs=PROGRAMS,
     ),
     "tlora": Method(
         "T-LoRA",
         "A LoRA of which fewer ranks learn from noisy timesteps, so that few images are copied less.",
         "Soboleva et al. 2025, arXiv 2507.05964",
-        loads_in="every program that loads LoRAs, which apply all ranks at all timesteps",
+        programs=PROGRAMS,
+        loads_note=", which apply all ranks at all timesteps",
     ),
     "dora": Method(
         "DoRA",
         "A LoRA that also learns one magnitude per input of each layer; about twice the work of a LoRA in a step.",
         "Liu et al. 2024; locon with dora_wd and wd_on_output = False of LyCORIS",
-        loads_in=f"ComfyUI, Forge, InvokeAI and A1111; {_COPY}",
+        programs=("ComfyUI", "Forge", "A1111", "InvokeAI"),
     ),
     "loha": Method(
         "LoHa",
         "Product, number by number, of two low-rank matrices: a higher rank for the same size of file.",
         "Hyeon-Woo et al. 2022; loha of LyCORIS",
-        loads_in=f"ComfyUI, Forge, InvokeAI and A1111; {_COPY}",
+        programs=("ComfyUI", "Forge", "A1111", "InvokeAI"),
     ),
     "lokr": Method(
         "LoKr",
         "Kronecker product of a small and a larger matrix: small files.",
         "Yeh et al. 2023; lokr of LyCORIS",
-        loads_in=f"ComfyUI, Forge and A1111, and InvokeAI for SDXL; {_COPY}",
+        programs=("ComfyUI", "Forge", "A1111", "InvokeAI for SDXL"),
     ),
     "oft": Method(
         "OFT",
         "Rotates blocks of each layer's outputs, so that the strength of the base's features stays.",
         "Qiu et al. 2023; diag-oft of LyCORIS",
-        loads_in=f"ComfyUI and A1111; {_COPY}",
+        programs=("ComfyUI", "A1111"),
     ),
 }
 """Values of recipe.adapter."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
+from trainer.config.base import BASE_VERSIONS, Family
 from trainer.errors import LoraFileError
 from trainer.files.header import read_header
 from trainer.protocol import files
@@ -34,6 +35,24 @@ _QUALITIES = (88, 75, 60, 40)
 _THUMBNAIL_SIDE = 256
 _THUMBNAIL_BYTES = 32 * 1024
 _THUMBNAIL = "data:image/jpeg;base64,"
+MINIMAL_KEYS = (
+    *("ss_base_model_version", "ss_v2", "ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_network_args"),
+    *("modelspec.sai_model_spec", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type"),
+    *("ss_zero_terminal_snr", "lora_adapter_metadata"),
+)
+"""Metadata that programs need to load a LoRA as what it is; all other keys describe it or its training.
+
+As in sd-scripts with --no_metadata, ModelSpec's own, what the base predicts, and where diffusers keeps alpha.
+"""
+
+
+def minimal_metadata(metadata: Mapping[str, str], family: Family | None) -> dict[str, str]:
+    """Return the entries of `MINIMAL_KEYS`, with the family's version.
+
+    A1111 takes an SDXL file that has metadata without a version for SD 1.5, and hides it.
+    """
+    version = {"ss_base_model_version": BASE_VERSIONS[family]} if family else {}
+    return version | {key: metadata[key] for key in MINIMAL_KEYS if key in metadata}
 
 
 class UnusableImageError(Exception):

@@ -365,5 +365,5 @@ def _doubts(job: Job, base: Base) -> dict[str, str]:
     known = job.base.zero_terminal_snr
     certain = known if isinstance(known, bool) else base.zero_terminal_snr
     prediction = base.prediction if job.base.prediction == "auto" else job.base.prediction
-    found = doubtful(job, zero_terminal_snr=certain, prediction=prediction)
+    found = doubtful(job, zero_terminal_snr=certain, prediction=prediction, family=base.family)
     return {**dict(found), **dict(prodigy_at_a_small_rate(job.recipe))}

@@ -18,7 +18,7 @@ from trainer.protocol.reading import noting_file
 # As the README shows them.
 COMMANDS = (
     "new", "train", "queue", "sweep", "lr-find", "plan", "resume", "stop", "pause", "save", "sample", "watch", "runs",
-    "check", "inspect", "render", "demo", "methods", "presets", "doctor", "prune",
+    "check", "inspect", "lora", "render", "demo", "methods", "presets", "doctor", "prune",
 )  # fmt: skip
 
 

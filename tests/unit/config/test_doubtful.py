@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.config.base import Family
 from trainer.config.checks import doubtful
 from trainer.config.load import parse_job
 
@@ -104,3 +105,14 @@ def test_an_adafactor_that_hardly_moves_new_weights_is_doubtful(arguments: str, 
     overrides = [f'recipe.optimizer={{name="adafactor", {arguments}}}', "recipe.schedule={kind='constant', warmup=0}"]
     found = doubtful(parse_job(MINIMAL, "job.toml", Path("/jobs"), overrides), zero_terminal_snr=False)
     assert [key for key, _ in found] == ["recipe.optimizer.scale_parameter"] * doubted
+
+
+@pytest.mark.parametrize(
+    ("rate", "family", "doubted"), [("0", "sdxl", True), ("0", "sd15", False), ("1e-4", "sdxl", False)]
+)
+def test_an_sdxl_lora_of_text_encoders_alone_is_doubtful(rate: str, family: Family, doubted: bool) -> None:
+    settings = [f"recipe.learning_rate={rate}", "recipe.text_encoder.learning_rate=1e-4"]
+    job = parse_job(MINIMAL, "job.toml", Path("/jobs"), settings)
+    found = dict(doubtful(job, zero_terminal_snr=False, family=family))
+    assert list(found) == (["recipe.learning_rate"] if doubted else [])
+    assert all("InvokeAI" in reason for reason in found.values())

@@ -186,7 +186,10 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
         reporter.notice("captions", f"Captions are padded to the length that each needs: {counts}.")
     for key, reason in settings_without_effect(job, source.family):
         reporter.notice("no_effect", f"{key} has no effect: {reason}.")
-    for key, reason in doubtful(job, zero_terminal_snr=source.zero_terminal_snr, prediction=source.prediction):
+    doubts = doubtful(
+        job, zero_terminal_snr=source.zero_terminal_snr, prediction=source.prediction, family=source.family
+    )
+    for key, reason in doubts:
         reporter.notice("doubtful", f"{key}: {reason}.")
     frozen = resolve_job(job, samples_per_epoch=showings, **facts)
     fit = frozen.fit
