@@ -33,13 +33,13 @@ Naming = Literal["kohya", "diffusers"]
 TIME_KEYS = ("ss_training_started_at", "modelspec.date")
 # ComfyUI reads headers up to 1 MiB; 1000 tags stay far below that.
 _MOST_TAGS = 1000
-# Arguments of lycoris.kohya, by kind of adapter.
-_ALGORITHMS: dict[str, dict[str, str]] = {
+ALGORITHMS: dict[str, dict[str, str]] = {
     "dora": {"algo": "locon", "dora_wd": "True", "wd_on_output": "False"},
     "loha": {"algo": "loha"},
     "lokr": {"algo": "lokr"},
     "oft": {"algo": "diag-oft"},
 }
+"""Arguments of lycoris.kohya, by kind of adapter."""
 _IMPLEMENTATIONS: dict[Family, str] = {
     "sd15": "diffusers",
     "sdxl": "https://github.com/Stability-AI/generative-models",
@@ -247,7 +247,7 @@ def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:
     recipe = facts.recipe
     plain = [slot.kohya for slot in adapter.slots if slot.kernel == 1]
     convolutions = [slot.kohya for slot in adapter.slots if slot.kernel == 3]
-    arguments = dict(_ALGORITHMS.get(recipe.adapter, {})) if adapter.changes else {}
+    arguments = dict(ALGORITHMS.get(recipe.adapter, {})) if adapter.changes else {}
     if recipe.adapter == "lokr" and adapter.changes:
         arguments["factor"] = str(recipe.lokr_factor or -1)
     if recipe.lora_plus_ratio:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from trainer.adapter.attach import Adapter
+from trainer.adapter.low_rank import RankRule, of_matrix
 from trainer.adapter.lycoris import LycorisLayer
 from trainer.adapter.names import Slot, file_key
 from trainer.adapter.products import apply_weight
 
 MOST_RANKS = 64
 """Most ranks of a layer's copy; SDXL's linear layers then take 0.7 GiB in fp16."""
-_OVERSAMPLING = 16
-_ITERATIONS = 4
 # A layer's copy has no more ranks than it needs to keep all but this share of its change (Frobenius norm).
 _NEGLIGIBLE = 1e-3
 
@@ -94,16 +93,6 @@ def _change(slot: Slot, layer: LycorisLayer, weights: Mapping[str, Tensor]) -> T
 
 def _low_rank(change: Tensor) -> tuple[Tensor, Tensor]:
     """Return down and up, fp32, whose product is nearest to a change among those of at most `MOST_RANKS` ranks."""
-    matrix = change.flatten(1)
-    wanted = min(MOST_RANKS + _OVERSAMPLING, *matrix.shape)
-    with torch.random.fork_rng(devices=[] if matrix.device.type == "cpu" else [matrix.device]):
-        torch.manual_seed(0)
-        u, sizes, v = torch.svd_lowrank(matrix, wanted, niter=_ITERATIONS)
-    # Energy of the parts that are left out after each rank; what the decomposition itself missed counts as well.
-    left = (matrix.square().sum() - sizes.square().cumsum(0)).clamp(min=0.0)
-    needed = int((left > _NEGLIGIBLE**2 * matrix.square().sum()).sum()) + 1
-    rank = min(needed, MOST_RANKS, len(sizes))
-    root = sizes[:rank].sqrt()
-    kernel = change.shape[2:]
-    down = (v[:, :rank] * root).t().contiguous().view(rank, -1, *kernel)
-    return down, (u[:, :rank] * root).contiguous().view(len(matrix), rank, *(1 for _ in kernel))
+    found = of_matrix(change.flatten(1), MOST_RANKS)
+    rank = RankRule(rank=MOST_RANKS, share=(1 - _NEGLIGIBLE**2) ** 0.5).ranks(found)
+    return found.factors(rank, change.shape[2:])

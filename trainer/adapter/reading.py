@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,13 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     per input or per output), LoHa, LoKr and diagonal OFT. Raises LoraFileError for other kinds of adapters, for other
     families, and for files that are broken, incomplete or contain NaN or infinity.
     """
+    with open_lora(path, family, table) as lora:
+        return LoraWeights({slot: lora.layer(slot) for slot in lora.slots}, lora.unmatched, lora.metadata)
+
+
+@contextmanager
+def open_lora(path: Path, family: Family, table: Sequence[Slot]) -> Iterator[OpenLora]:
+    """Open a LoRA file whose layers are read one by one; what is supported and raised is as in `read_lora`."""
     header = read_header(path, "lora")
     _refuse_other_kinds(path, header)
     _refuse_other_family(path, header, family)
@@ -128,13 +136,35 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
             f"{next(iter(header.tensors), 'missing')}.",
             "Choose a LoRA file for the same family as the base.",
         )
-    alpha_of = _MetadataAlpha(path, header.metadata)
-    layers = {}
+    sorted_keys = {slot: keys[slot] for slot in table if slot in keys}
     with safe_open(long_path(path), framework="pt") as file:
-        for slot in table:
-            if slot in keys:
-                layers[slot] = _read_layer(path, slot, keys[slot], file, alpha_of)
-    return LoraWeights(layers, tuple(unmatched), dict(header.metadata))
+        yield OpenLora(path, header, sorted_keys, tuple(unmatched), file)
+
+
+class OpenLora:
+    """An open LoRA file, of which `layer` reads one layer at a time."""
+
+    def __init__(
+        self, path: Path, header: Header, keys: Mapping[Slot, Mapping[str, str]], unmatched: tuple[str, ...], file: Any
+    ) -> None:
+        self.path = path
+        self.unmatched = unmatched
+        """Keys that match no layer of the base."""
+        self.metadata = dict(header.metadata)
+        self.formats = frozenset(header.tensors[keys[slot][role]].dtype for slot in keys for role in keys[slot])
+        """Number formats of the layers' tensors, as safetensors spells them ("F16")."""
+        self._keys = keys
+        self._file = file
+        self._alpha_of = _MetadataAlpha(path, header.metadata)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Return the layers that the file changes, in the order of the table."""
+        return tuple(self._keys)
+
+    def layer(self, slot: Slot) -> LoraLayer | LycorisWeights:
+        """Read the fp32 tensors of one layer; raises LoraFileError if it is incomplete or not finite."""
+        return _read_layer(self.path, slot, self._keys[slot], self._file, self._alpha_of)
 
 
 def reshape_to_layer(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

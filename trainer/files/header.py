@@ -48,9 +48,14 @@ class TensorInfo:
     """Offset of the tensor's data in the file, in bytes."""
 
     @property
+    def bits(self) -> int:
+        """Return the size of one number in bits."""
+        return _BITS[self.dtype]
+
+    @property
     def bytes(self) -> int:
         """Return the size of the tensor's data in the file, in bytes."""
-        return prod(self.shape) * _BITS[self.dtype] // 8
+        return prod(self.shape) * self.bits // 8
 
 
 @dataclass(frozen=True, slots=True)

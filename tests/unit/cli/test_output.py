@@ -51,6 +51,8 @@ COMMANDS = {
               (["check", "{missing}"], True), (["check", "{kohya}"], True)],
     "inspect": [(["inspect", "{lora}"], True), (["inspect", "{folder}"], True), (["inspect", "{missing}"], True)],
     "lora check": [(["lora", "check", "{lora}"], False), (["lora", "check", "{missing}"], True)],
+    "lora convert": [(["lora", "convert", "{lora}", "--to", "kohya", "--out", "{missing}"], True)],
+    "lora resize": [(["lora", "resize", "{lora}", "--rank", "1", "--out", "{missing}"], True)],
     "lora metadata": [(["lora", "metadata", "{lora}"], True),
                       (["lora", "metadata", "{lora}", "--remove", "{text}"], True),
                       (["lora", "metadata", "{lora}", "--set", "{text}"], True),
