@@ -1,14 +1,15 @@
-"""The new command: write a job for the user's images, and render regularization images of their class."""
+"""The new command: write a job for the user's images, with images of their class, or from another trainer's file."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import words
-from trainer.cli.common import Commands, add_base, add_command, checked, echo, positive
+from trainer.cli.common import Commands, add_base, add_command, checked, echo, echo_lines, positive
 from trainer.cli.drawing import base_at, render_images
 from trainer.cli.jobs import family_of, machine_here, preset_recipe
 from trainer.errors import JobError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trainer.config.fit import FitConfig
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
+    from trainer.importers.translation import ImportedJob, Outcome
 
 REGULARIZATION = "regularization"
 """Folder of regularization images beside the job."""
@@ -31,8 +33,24 @@ def add_commands(commands: Commands) -> None:
     new.add_argument(
         "name", metavar="NAME", help="the LoRA's name, also used for its new folder; or a folder: . or ../style"
     )
-    add_base(new)
-    new.add_argument("--images", required=True, type=Path, help="the folder with your images")
+    add_base(new, required=False)
+    new.add_argument("--images", type=Path, help="the folder with your images")
+    new.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="take all settings from another trainer's file: a configuration of sd-scripts (.toml), or a script or "
+        "text file with its command line",
+    )
+    new.add_argument(
+        "--map",
+        dest="moved",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="with --from: the folder NEW of this PC has what the folder OLD had on the other one; repeatable",
+    )
     new.add_argument("--trigger", help="the word that will trigger the LoRA in prompts")
     new.add_argument("--recipe", metavar="PRESET", help="use the recipe of this preset; `presets list` lists them")
     new.add_argument(
@@ -58,14 +76,14 @@ def run_new(options: argparse.Namespace) -> int:
     """Create a job: write NAME/job.toml, after its regularization images if there are to be any."""
     from trainer.config.write import new_job_text
 
+    if options.source is not None:
+        return _import(options)
+    if options.base is None or options.images is None:
+        options.refuse("the following arguments are required: --base and --images, or --from")
     if options.make_reg and not options.class_words:
         options.refuse("--make-reg needs --class, the words to render the images from")
 
-    name, folder = _name_and_folder(options.name)
-    target = folder / "job.toml"
-    if target.exists():
-        sentence = f"Could not create a job: {target} already exists."
-        raise JobError("job.exists", sentence, "Choose another name, or delete that file first.")
+    name, folder, target = _target(options.name)
     family = family_of(options.base, options.family)
     recipe = preset_recipe(options.recipe, family) if options.recipe else None
     machine = machine_here()
@@ -86,10 +104,72 @@ def run_new(options: argparse.Namespace) -> int:
     )
     if options.make_reg:
         _make_regularization(options, recipe, folder / REGULARIZATION)
-    folder.mkdir(parents=True, exist_ok=True)
+    _write(target, text)
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    """Write the job in another trainer's file, and print what became of each of its settings."""
+    from trainer.config.toml_file import table_lines
+    from trainer.importers.reading import missing, read_job
+
+    name, folder, target = _target(options.name)
+    moved = [_pair(text, options) for text in options.moved]
+    imported = read_job(options.source, options.family, moved)
+    if options.base:
+        imported.found.values["base.model"] = options.base
+    if options.images:
+        imported.folders = ()
+        imported.found.values["dataset.folders"] = [{"path": str(options.images.absolute())}]
+    imported.job(name)
+    echo_lines(report_lines(imported))
+    lines = "\n".join(table_lines(imported.table(name), ""))
+    head = f"# Read from {imported.found.program}'s {options.source.name} by Impasto. Paths are relative to this file."
+    _write(target, f"{head}\n{lines}\n")
+    for path in missing(imported.found.values, folder):
+        echo(f"{path} is not on this PC: import the file again with --map OLD=NEW, or change the path in the job.")
+    return 0
+
+
+def report_lines(imported: ImportedJob) -> Iterator[str]:
+    """Yield what became of each setting of another trainer's file, in three lists."""
+    from trainer.importers.translation import shown
+
+    titles: dict[Outcome, str] = {"carried": "Carried over", "changed": "Changed", "unavailable": "Not available"}
+    for outcome, title in titles.items():
+        found = imported.found.of(outcome)
+        if not found:
+            continue
+        yield f"{title}:"
+        for setting in found:
+            ours = ", ".join(f"{key} = {shown(value)}" for key, value in setting.ours.items())
+            yield "  " + "; ".join(
+                part for part in (f"{setting.text}{' → ' if ours else ''}{ours}", setting.note) if part
+            )
+    yield from imported.notes
+
+
+def _pair(text: str, options: argparse.Namespace) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        options.refuse(f"--map must be OLD=NEW, not {text}")
+    return old, new
+
+
+def _target(text: str) -> tuple[str, Path, Path]:
+    """Return the name, folder and file of a new job; raises JobError if the file exists."""
+    name, folder = _name_and_folder(text)
+    target = folder / "job.toml"
+    if target.exists():
+        sentence = f"Could not create a job: {target} already exists."
+        raise JobError("job.exists", sentence, "Choose another name, or delete that file first.")
+    return name, folder, target
+
+
+def _write(target: Path, text: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(target, text)
     echo(f"Wrote {target}. Review it, then start training: python -m trainer train {words.quoted(target)}")
-    return 0
 
 
 def _make_regularization(options: argparse.Namespace, recipe: RecipeConfig | None, folder: Path) -> None:

@@ -1,0 +1,242 @@
+"""Jobs from files of sd-scripts: what they name on the disk, commands of each shell, and files that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.images import photograph
+from tests.support.jobs import photographs
+from trainer import cli, gpu
+from trainer.config.load import load_job
+from trainer.importers.reading import read_job
+from trainer.importers.sd_scripts.files import prompt_of
+from trainer.importers.sd_scripts.network import BLOCKS
+
+NETWORK = 'network_module = "networks.lora"\nnetwork_dim = 4\nnetwork_alpha = 2\n'
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "list_gpus", list)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def values(path: Path, **options: Any) -> dict[str, Any]:
+    return read_job(path, **options).found.values
+
+
+def test_folders_with_repeats_are_listed(tmp_path: Path) -> None:
+    for name in ("10_sks cat", "2_dog", "notes", "3_"):
+        (tmp_path / "data ü" / name).mkdir(parents=True)
+    (tmp_path / "reg" / "1_cat").mkdir(parents=True)
+    config = write(tmp_path / "c.toml", NETWORK + 'train_data_dir = "data ü"\nreg_data_dir = "reg"\n')
+    found = [
+        (Path(each["path"]).name, each["kind"], each["repeats"], each["class_words"])
+        for each in values(config)["dataset.folders"]
+    ]
+    assert found == [
+        ("10_sks cat", "train", 10, "sks cat"),
+        ("2_dog", "train", 2, "dog"),
+        ("3_", "train", 3, None),
+        ("1_cat", "regularization", 1, "cat"),
+    ]
+
+
+def test_captions_of_a_metadata_file_are_read(tmp_path: Path) -> None:
+    pictures = photographs(tmp_path / "images", count=1)
+    image = next(path for path in sorted(pictures.iterdir()) if path.suffix == ".png")
+    write(tmp_path / "meta.json", json.dumps({image.stem: {"caption": "an astronaut", "tags": "flag, suit"}}))
+    config = write(
+        tmp_path / "c.toml",
+        NETWORK + 'train_data_dir = "images"\nin_json = "meta.json"\ndataset_repeats = 3\n',
+    )
+    found = read_job(config)
+    assert found.captions == {image: ("an astronaut, flag, suit",)}
+    assert found.found.values["dataset.folders"] == [{"path": str(pictures), "repeats": 3}]
+
+
+def test_a_dataset_file_takes_precedence(tmp_path: Path) -> None:
+    photographs(tmp_path / "images", count=1)
+    write(
+        tmp_path / "data.toml",
+        "[general]\nshuffle_caption = true\n[[datasets]]\nresolution = 640\n"
+        '[[datasets.subsets]]\nimage_dir = "images"\nnum_repeats = 4\n',
+    )
+    config = write(
+        tmp_path / "c.toml", NETWORK + 'dataset_config = "data.toml"\ntrain_data_dir = "other"\nresolution = "512"\n'
+    )
+    imported = read_job(config)
+    imported.found.values["base.model"] = "own/er"
+    job = imported.job("x")
+    assert (job.recipe.resolution, job.recipe.captions.shuffle) == (640, True)
+    assert [(Path(folder.path).name, folder.repeats) for folder in job.dataset.folders] == [("images", 4)]
+    assert [setting.name for setting in imported.found.of("unavailable")] == ["train_data_dir"]
+
+
+def test_a_prompt_file_becomes_previews(tmp_path: Path) -> None:
+    write(tmp_path / "prompts.txt", "# comment\n\na cat --w 513 --h 768 --d 1 --l 7.5 --s 28 --n blurry, dark\nDäg\n")
+    config = write(tmp_path / "c.toml", NETWORK + 'sample_prompts = "prompts.txt"\nsample_sampler = "euler_a"\n')
+    first, second = values(config)["report.previews.prompts"]
+    assert first == {
+        "prompt": "a cat",
+        "negative": "blurry, dark",
+        "width": 512,
+        "height": 768,
+        "seed": 1,
+        "guidance": 7.5,
+        "steps": 28,
+        "sampler": "euler_a",
+    }
+    assert second == {"prompt": "Däg", "sampler": "euler_a"}
+
+
+def test_a_bad_flag_of_a_prompt_is_skipped_as_there() -> None:
+    assert prompt_of("a cat --s many --zz 3", "euler") == {"prompt": "a cat", "sampler": "euler"}
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_lists_of_blocks_have_the_length_that_sd_scripts_asks_for(family: Any) -> None:
+    # networks/lora.py: 12 down, 1 in the middle and 12 up; and for SDXL 1 + 9 + 3 + 9 + 1.
+    assert len(BLOCKS[family]) == {"sd15": 25, "sdxl": 23}[family]
+
+
+@pytest.mark.parametrize(
+    ("old", "there"),
+    [
+        (r"D:\data", r"d:\Data\cats"),
+        ("D:/data", r"D:\data\cats"),
+        ("/workspace", "/workspace/cats"),
+        (r"\\nas\lora", r"\\nas\lora\cats"),
+    ],
+)
+def test_folders_of_another_pc_are_found_with_map(old: str, there: str, tmp_path: Path) -> None:
+    (tmp_path / "new" / "cats" / "5_cat").mkdir(parents=True)
+    config = write(tmp_path / "c.toml", f"{NETWORK}train_data_dir = '{there}'\n")
+    (folder,) = values(config, moved=[(old, str(tmp_path / "new"))])["dataset.folders"]
+    assert (folder["path"], folder["repeats"]) == (str(tmp_path / "new" / "cats" / "5_cat"), 5)
+
+
+def test_a_command_in_a_script_is_found_among_other_lines(tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "train ü.bat",
+        "@echo off\nrem don't use train_network.py --network_dim=1\ncd sd-scripts\n"
+        'call accelerate launch "train_network.py" ^\n  --network_module=networks.lora ^\n  --network_dim=6 ^\n'
+        "  --caption_prefix=\"it's, \" --output_name=it's && pause\npause\n",
+    )
+    imported = read_job(script)
+    assert (imported.found["network_dim"], imported.found["output_name"]) == (6, "it's")
+    assert imported.found["caption_prefix"] == "it's, "
+    assert {setting.name for setting in imported.found.settings} == {
+        "network_module",
+        "network_dim",
+        "caption_prefix",
+        "output_name",
+    }
+
+
+def test_arguments_pasted_one_a_line_are_read(tmp_path: Path) -> None:
+    pasted = write(tmp_path / "a.txt", "python sdxl_train_network.py\n--network_dim 6\n  --enable_bucket\nbye\n")
+    found = read_job(pasted).found
+    assert (found["network_dim"], found["enable_bucket"]) == (6, True)
+
+
+def test_options_of_a_command_win_over_those_of_its_config_file(tmp_path: Path) -> None:
+    write(tmp_path / "c.toml", "[a]\nnetwork_dim = 4\nnetwork_alpha = 2\n")
+    pasted = write(tmp_path / "a.txt", "python train_network.py --config_file c --network_dim 6")
+    found = read_job(pasted).found
+    assert (found["network_dim"], found["network_alpha"]) == (6, 2)
+
+
+def test_new_writes_the_job_and_says_what_became_of_each_setting(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "data" / "3_cat").mkdir(parents=True)
+    photograph("astronaut.png").save(here / "data" / "3_cat" / "a.png")
+    config = write(
+        here / "c.toml",
+        NETWORK + 'pretrained_model_name_or_path = "D:/models/base.safetensors"\ntrain_data_dir = "data"\n'
+        'wandb_api_key = "secret"\nxformers = true\nlearning_rat = 1\noutput_name = "cats"\n',
+    )
+    assert cli.main(["new", "cats job", "--from", str(config)]) == 0
+    said = capsys.readouterr().out
+    assert "Carried over:\n" in said
+    assert "network_dim = 4 → recipe.rank = 4" in said
+    assert "xformers = true; the fastest attention is measured on your GPU" in said
+    assert "did you mean learning_rate?" in said
+    assert "secret" not in said
+    assert "D:/models/base.safetensors is not on this PC" in said
+    job = load_job(here / "cats job" / "job.toml")
+    assert (job.name, job.recipe.rank, job.recipe.alpha, job.recipe.steps) == ("cats", 4, 2, 1600)
+    assert [folder.repeats for folder in job.dataset.folders] == [3]
+
+
+def test_base_and_images_can_be_given_instead(here: Path) -> None:
+    config = write(here / "c.toml", NETWORK + 'pretrained_model_name_or_path = "a/b"\ntrain_data_dir = "gone"\n')
+    words = ["new", "x", "--from", str(config), "--base", "own/er", "--images", "pictures"]
+    assert cli.main(words) == 0
+    job = load_job(here / "x" / "job.toml")
+    assert (job.base.model, [Path(folder.path).name for folder in job.dataset.folders]) == ("own/er", ["pictures"])
+
+
+GOOD = NETWORK + 'pretrained_model_name_or_path = "a/b"\ntrain_data_dir = "i"\n'
+BAD: dict[str, tuple[str, bytes, str]] = {
+    "binary": ("c.toml", bytes(range(256)) * 40, "c.toml"),
+    "not UTF-8": ("c.toml", GOOD.encode() + b'output_name = "\xff\xfe"\n', "c.toml"),
+    "no TOML": ("c.toml", b"network_dim = \n", "c.toml"),
+    "empty": ("c.toml", b"", "no configuration"),
+    "something else": ("c.toml", b'[package]\nname = "x"\n', "no configuration"),
+    "a job": ("c.toml", b'schema = 1\nname = "x"\n[base]\nmodel = "a/b"\n[dataset]\n', "a job of Impasto already"),
+    "a dataset": ("c.toml", b"[[datasets]]\nresolution = 512\n", "a dataset file of sd-scripts"),
+    "deep": ("c.toml", GOOD.encode() + b"x = " + b"[" * 5000 + b"]" * 5000, "c.toml"),
+    "huge": ("c.toml", GOOD.encode() + b"# " + b"x" * (65 << 20), "c.toml"),
+    "a word as rank": ("c.toml", GOOD.replace("= 4", '= "four"').encode(), "network_dim must be a whole number"),
+    "half a rank": ("c.toml", GOOD.replace("= 4", "= 4.5").encode(), "network_dim must be a whole number"),
+    "an endless rank": ("c.toml", GOOD.replace("= 4", "= inf").encode(), "c.toml"),
+    "a negative rank": ("c.toml", GOOD.replace("= 4", "= -4").encode(), "recipe.rank"),
+    "a huge rank": ("c.toml", GOOD.replace("= 4", f"= {10**30}").encode(), "c.toml|rank"),
+    "a list as rate": ("c.toml", (GOOD + "unet_lr = [1]").encode(), "unet_lr must be a number"),
+    "words as rates": ("c.toml", (GOOD + 'text_encoder_lr = ["x"]').encode(), "text_encoder_lr must be a list"),
+    "no rate": ("c.toml", (GOOD + "learning_rate = nan").encode(), "c.toml"),
+    "a word as switch": ("c.toml", (GOOD + 'enable_bucket = "maybe"').encode(), "enable_bucket must be true or"),
+    "a table as text": ("c.toml", (GOOD + "output_name = [[1]]").encode(), "output_name must be text"),
+    "a word as size": ("c.toml", (GOOD + 'resolution = "a,b"').encode(), "resolution must be a whole number"),
+    "a huge size": ("c.toml", (GOOD + f'resolution = "{"9" * 4000}"').encode(), "recipe.resolution"),
+    "a bad argument": (
+        "c.toml",
+        (GOOD + 'network_args = ["conv_dim=x"]').encode(),
+        "network_args: conv_dim must be a whole number",
+    ),
+    "a deep argument": ("c.toml", (GOOD + f'network_args = ["conv_dim={"(" * 3000}"]').encode(), "conv_dim must be"),
+    "no command": ("c.txt", b"hello\n", "starts no script"),
+    "another script": ("c.sh", b"python flux_train_network.py --network_dim 4", "another kind of model"),
+    "an open quote": ("c.sh", b'python train_network.py --output_name "x', "quotation mark"),
+    "a missing file": ("c.sh", b"python train_network.py --config_file gone", "gone.toml"),
+    "an unknown kind": ("c.yaml", b"a: 1\n", "no configuration"),
+    "a missing dataset file": ("c.toml", (GOOD + 'dataset_config = "gone.toml"').encode(), "gone.toml"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_is_explained_and_nothing_is_written(
+    kind: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, data, expected = BAD[kind]
+    (here / name).write_bytes(data)
+    assert cli.main(["new", "x", "--from", name]) == 2
+    said = capsys.readouterr().err
+    assert any(part in said for part in expected.split("|"))
+    assert said.startswith("Error: ")
+    assert "What to do: " in said
+    assert len(said) < 2000
+    assert not (here / "x").exists()

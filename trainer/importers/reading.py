@@ -1,0 +1,61 @@
+"""Find out what another program's file is, read the job in it, and find its paths on this PC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config.base import Family
+from trainer.config.paths import is_base_path
+from trainer.errors import JobError
+from trainer.importers.sd_scripts.files import read_command, read_toml_job
+from trainer.importers.sd_scripts.options import OPTIONS
+from trainer.importers.translation import ImportedJob, Moves
+from trainer.protocol.reading import read_text, read_toml
+from trainer.protocol.text import printable
+
+COMMANDS = (".bat", ".cmd", ".ps1", ".sh", ".txt")
+_PATHS = ("base.model", "base.vae", "base.continue_from", "output.runs")
+_READABLE = "a --config_file .toml of sd-scripts, or a script or text file with its command line"
+# Two options that stand in every configuration, so that a file of another program is not taken for one.
+_SURE = {"pretrained_model_name_or_path", "network_module", "train_data_dir", "dataset_config", "network_dim"}
+
+
+def read_job(path: Path, family: Family | None = None, moved: Moves = ()) -> ImportedJob:
+    """Read the job in another program's file, for a base of this family if it is known.
+
+    `moved` says where folders of the PC that the file comes from are on this one. Raises JobError if it is none that
+    can be read, and ImpastoError and OSError for it and the files that it names.
+    """
+    suffix = path.suffix.lower()
+    if suffix in COMMANDS:
+        return read_command(read_text(path, "text"), path.parent, family, moved)
+    names: set[str] = set()
+    if suffix == ".toml":
+        data = read_toml(path, "config")
+        names = {*data, *(name for table in data.values() if isinstance(table, dict) for name in table)}
+        if len(names & _SURE) > 1 and len(names & OPTIONS.keys()) > 2:
+            return read_toml_job(path, family, moved)
+    what, remedy = _other(names)
+    raise JobError("import.unknown", f"Could not read {path}: it is {what}.", remedy)
+
+
+def _other(names: set[str]) -> tuple[str, str]:
+    """Return what a file with these keys is instead, and what to do with it."""
+    if {"schema", "base", "dataset"} <= names:
+        return "a job of Impasto already", "Train it, or copy it and change the copy."
+    if "datasets" in names:
+        return (
+            "a dataset file of sd-scripts, without the settings of training",
+            "Give the configuration that names it as dataset_config, or look at its images with check.",
+        )
+    return "no configuration of a trainer that Impasto knows", f"Give {_READABLE}."
+
+
+def missing(values: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield the paths of a job in `folder` that are not on this PC, each once and printable."""
+    stated = [values[key] for key in _PATHS[:3] if values.get(key)]
+    stated = [path for path in stated if is_base_path(path, folder)]
+    stated += [each["path"] for each in values.get("dataset.folders", ())]
+    yield from (printable(path, 300) for path in dict.fromkeys(stated) if not (folder / path).exists())
