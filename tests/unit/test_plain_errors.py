@@ -21,6 +21,9 @@ from trainer.dataset.sidecar import read_sidecar
 from trainer.errors import ImpastoError, JobError, plain_reason
 from trainer.files.header import read_header
 from trainer.files.identify import identify_base, identify_lora
+from trainer.importers.onetrainer.concepts import import_concepts
+from trainer.importers.onetrainer.files import read_config
+from trainer.importers.translation import ImportedJob
 from trainer.protocol.queue import Queue
 
 JARGON = re.compile(
@@ -46,6 +49,15 @@ CONCEPTS = [{"name": "n", "path": "p", "type": "STANDARD", "balancing": 2, "bala
              "loss_weight": 1.0, "image": {"enable_crop_jitter": True},
              "text": {"prompt_source": "concept", "prompt_path": "x.txt", "enable_tag_shuffling": True,
                       "keep_tags_count": 1, "tag_delimiter": ","}}]  # fmt: skip
+ONETRAINER = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15", "base_model_name": "own/er", "epochs": 10,
+              "batch_size": 2, "resolution": "512,768", "concepts": CONCEPTS, "learning_rate": 1e-4, "lora_alpha": 8.0,
+              "learning_rate_scheduler": "COSINE", "loss_scaler": "BATCH", "layer_filter": "attentions,ff",
+              "ema": "GPU", "ema_decay": 0.99, "min_noising_strength": 0.1, "huber_strength": 0.5,
+              "optimizer": {"optimizer": "PRODIGY", "beta1": 0.9, "growth_rate": "inf"}, "clip_grad_norm": 1.0,
+              "masked_training": True,
+              "text_encoder": {"train": True, "stop_training_after": 3, "stop_training_after_unit": "EPOCH"},
+              "output_model_destination": "a/cat.safetensors", "save_every": 2, "save_every_unit": "STEP",
+              "samples": [{"prompt": "a", "width": 512, "seed": 1, "cfg_scale": 7.0}]}  # fmt: skip
 METADATA = {"a.png": {"caption": "a cat", "tags": "cat"}}
 NOTES = {"file": "a.png", "excluded": True, "rating": 3, "crop": [0.1, 0.1, 0.9, 0.9]}
 FOLDER = {"impasto": 1, "repeats": 3, "trigger": "t", "regularization": False}
@@ -113,6 +125,11 @@ def metadata_of_kohya(value: Any) -> object:
     return import_dataset(put("k.toml", toml(KOHYA)))
 
 
+def report_of(imported: ImportedJob) -> list[str]:
+    imported.job("a")
+    return [setting.note for setting in imported.found.settings]
+
+
 def entries(value: Any) -> list[str]:
     queue = Queue()
     queue._file("a").parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +142,11 @@ READERS: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "preset": (PRESET, lambda value: parse_preset(toml(value), "a.toml")),
     "kohya": (KOHYA, lambda value: import_dataset(put("k.toml", toml(value))).notes),
     "kohya's metadata": (METADATA, metadata_of_kohya),
-    "concepts": (CONCEPTS, lambda value: import_dataset(put("c.json", json.dumps(value))).notes),
+    "concepts": (CONCEPTS, lambda value: import_concepts(put("c.json", json.dumps(value))).notes),
+    "onetrainer": (
+        ONETRAINER,
+        lambda value: report_of(read_config(put("o.json", json.dumps(value)))),
+    ),
     "notes": (NOTES, lambda value: read_sidecar(put("s/impasto.jsonl", f"{{}}\n{json.dumps(value)}\n").parent)),
     "folder's notes": (FOLDER, lambda value: read_sidecar(put("s/impasto.jsonl", json.dumps(value)).parent)),
     "metadata": ({"file_name": "a", "text": "b"}, lambda value: read_metadata(put("m.jsonl", json.dumps(value)))[1]),

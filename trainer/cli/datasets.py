@@ -120,9 +120,9 @@ def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeCo
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import flatten
     from trainer.config.toml_file import toml_value
-    from trainer.dataset.importers import import_dataset
+    from trainer.importers.reading import read_dataset_list
 
-    imported = import_dataset(path)
+    imported = read_dataset_list(path)
     for key, value in imported.settings.items():
         echo(f"The file sets {key} = {toml_value(value)}: add that to the job.")
     for folder in imported.folders:

@@ -40,8 +40,8 @@ def add_commands(commands: Commands) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="take all settings from another trainer's file: a configuration of sd-scripts (.toml), or a script or "
-        "text file with its command line",
+        help="take all settings from another trainer's file: a configuration of sd-scripts (.toml) or OneTrainer "
+        "(.json), or a script or text file with a command line of sd-scripts",
     )
     new.add_argument(
         "--map",

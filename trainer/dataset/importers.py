@@ -1,29 +1,25 @@
-"""Import dataset files of other trainers: kohya's dataset TOML and metadata JSON, OneTrainer's concepts."""
+"""Import dataset files of other trainers: kohya's dataset TOML and metadata JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.config.field_names import keys_called
 from trainer.config.job import CaptionOverlay, DatasetConfig, FolderConfig, ImagesOverlay
-from trainer.config.recipe import LARGEST_ROTATION, CaptionConfig, ImagesConfig
+from trainer.config.recipe import CaptionConfig, ImagesConfig
 from trainer.config.schema import Section
 from trainer.config.toml_file import toml_value
 from trainer.dataset.caption_files import (
     SUFFIXES,
-    NotACaptionError,
-    read_caption_file,
     require_short,
-    split_caption,
 )
 from trainer.dataset.folders import image_files
-from trainer.dataset.image import Kind
 from trainer.errors import DatasetError
-from trainer.protocol.reading import noting_file, parse_json, read_json, read_text, read_toml, reason_of
+from trainer.protocol.reading import noting_file, parse_json, read_text, read_toml, reason_of
 from trainer.protocol.text import printable
 
 Table = Mapping[str, Any]
@@ -54,13 +50,6 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "token_warmup_min": int,
     "caption_dropout_every_n_epochs": lambda value: int(value) or None,  # 0 is off
 }
-# Settings of masked training in OneTrainer's config, with its defaults (TrainConfig.default_values).
-_ONETRAINER_MASKS: Mapping[str, float | bool] = {
-    "unmasked_probability": 0.1,
-    "unmasked_weight": 0.1,
-    "normalize_masked_area_loss": False,
-}
-_ONETRAINER_IMAGE = ("enable_random_flip", "enable_crop_jitter", "enable_random_rotate")
 _RESOLUTION = "recipe.resolution"
 _TABLES: Mapping[str, tuple[type[Section], Iterable[str]]] = {
     "recipe.captions": (CaptionConfig, CaptionOverlay.model_fields),
@@ -75,7 +64,6 @@ _FOLDER_DEFAULTS: Mapping[str, object] = {
     "recipe.images.rotation": 0,
 }
 _MOST_NOTES = 100
-_CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularization"}
 _KOHYA_FOLDER = {
     "image_dir",
     "metadata_file",
@@ -179,11 +167,18 @@ class ImportedDataset:
 
 
 def import_dataset(path: Path) -> ImportedDataset:
-    """Import kohya's dataset TOML (.toml) or OneTrainer's concepts or config (.json); paths are relative to the file.
+    """Import kohya's dataset TOML; paths are relative to the file.
 
     Raises DatasetError if the file is unreadable, lists no image folder, or has invalid values.
     """
-    read = _read_kohya if path.suffix.lower() == ".toml" else _read_onetrainer
+    return imported_by(_read_kohya, path)
+
+
+def imported_by(read: Callable[[Path], ImportedDataset], path: Path) -> ImportedDataset:
+    """Return the dataset that `read` finds in a file, with its settings distributed over its folders.
+
+    Raises DatasetError if the file is unreadable, lists no image folder, or has invalid values.
+    """
     try:
         with noting_file(path):
             imported = read(path)
@@ -282,90 +277,6 @@ def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple
         elif words:
             captions[image] = (f"{separator.strip()} ".join(words),)
     return captions, missing
-
-
-def _read_onetrainer(path: Path) -> ImportedDataset:
-    data = read_json(path, "list")
-    imported = ImportedDataset()
-    if isinstance(data, dict) and data.get("masked_training"):
-        for key, default in _ONETRAINER_MASKS.items():
-            imported.state(next(keys_called(key)), type(default)(data.get(key, default)), key)
-    for concept in data["concepts"] if isinstance(data, dict) else data:
-        if concept.get("enabled", True):
-            _read_concept(concept, path.parent, imported)
-        else:
-            imported.note(f"The concept {_named(concept)} is disabled and was left out.")
-    return imported
-
-
-def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> None:
-    kind = concept.get("type", "STANDARD")
-    if kind == "PRIOR_PREDICTION":
-        imported.note(
-            f"{_named(concept)} (prior prediction) becomes a regularization folder, which is the closest equivalent."
-        )
-    root = (folder / concept["path"]).absolute()
-    image, text = concept.get("image", {}), concept.get("text", {})
-    imported.add(
-        FolderConfig(
-            path=str(root),
-            kind=_CONCEPT_KINDS.get(kind, "train"),
-            repeats=_balancing(concept, imported),
-            recursive=bool(concept.get("include_subdirectories", False)),
-            weight=float(concept.get("loss_weight", 1.0)),
-            caption_sources=("filename",) if text.get("prompt_source") == "filename" else None,
-        )
-    )
-    # OneTrainer reads each line of a caption file as an alternative.
-    imported.state("dataset.lines", "variants", "prompts")
-    imported.state("recipe.images.flip", bool(image.get("enable_random_flip", True)), "enable_random_flip")
-    crop = "random" if image.get("enable_crop_jitter", True) else "center"
-    imported.state("recipe.images.crop", crop, "enable_crop_jitter")
-    if image.get("enable_random_rotate"):
-        angle = min(round(float(image.get("random_rotate_max_angle", 0.0))), LARGEST_ROTATION)
-        imported.state("recipe.images.rotation", angle, "random_rotate_max_angle")
-    for key, value in image.items():
-        if value and key.startswith("enable_") and key not in _ONETRAINER_IMAGE:
-            imported.note(f"{key} is not supported.")
-    if text.get("enable_tag_shuffling"):
-        imported.state("recipe.captions.shuffle", value=True, origin="enable_tag_shuffling")
-        imported.state("recipe.captions.separator", text.get("tag_delimiter", ","), "tag_delimiter")
-        imported.state("recipe.captions.keep_tokens", int(text.get("keep_tags_count", 1)), "keep_tags_count")
-    imported.captions.update(_prompts(text, root, bool(concept.get("include_subdirectories"))))
-
-
-def _balancing(concept: Table, imported: ImportedDataset) -> int:
-    """Return a concept's repeats; add a note if it uses fractions or sample counts (not supported)."""
-    balancing = float(concept.get("balancing", 1.0))
-    if concept.get("balancing_strategy", "REPEATS") != "REPEATS":
-        imported.note(
-            f"{_named(concept)} uses {balancing:g} samples per epoch in OneTrainer; here each image is used once."
-        )
-        return 1
-    repeats = max(round(balancing), 1)
-    if repeats != balancing:
-        imported.note(f"{_named(concept)} has {balancing:g} repeats in OneTrainer, {repeats} here.")
-    return repeats
-
-
-def _prompts(text: Table, root: Path, recursive: bool) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield each image with its captions, if the concept takes them from one common file."""
-    if text.get("prompt_source", "sample") != "concept":
-        return
-    path = root.parent / text["prompt_path"]
-    if path.resolve().suffix.lower() not in SUFFIXES:
-        # The file may come from a stranger, and this path may point to any of the user's files.
-        raise ValueError(f"{path} is not a .txt file")
-    try:
-        prompts = split_caption(read_caption_file(path).text, "variants")
-    except NotACaptionError as fault:
-        raise ValueError(f"could not read prompts from {text['prompt_path']}: {fault}") from fault
-    for image in image_files(root, recursive):
-        yield image, prompts or (image.stem,)
-
-
-def _named(concept: Table) -> str:
-    return concept.get("name") or Path(concept["path"]).name
 
 
 def _square(resolution: Any) -> int:

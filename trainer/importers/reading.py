@@ -8,16 +8,22 @@ from typing import Any
 
 from trainer.config.base import Family
 from trainer.config.paths import is_base_path
+from trainer.dataset.importers import ImportedDataset, import_dataset
 from trainer.errors import JobError
+from trainer.importers.onetrainer.concepts import import_concepts
+from trainer.importers.onetrainer.files import is_config, read_config
 from trainer.importers.sd_scripts.files import read_command, read_toml_job
 from trainer.importers.sd_scripts.options import OPTIONS
 from trainer.importers.translation import ImportedJob, Moves
-from trainer.protocol.reading import read_text, read_toml
+from trainer.protocol.reading import read_json, read_text, read_toml
 from trainer.protocol.text import printable
 
 COMMANDS = (".bat", ".cmd", ".ps1", ".sh", ".txt")
 _PATHS = ("base.model", "base.vae", "base.continue_from", "output.runs")
-_READABLE = "a --config_file .toml of sd-scripts, or a script or text file with its command line"
+_READABLE = (
+    "a --config_file .toml of sd-scripts, a script or text file with its command line, or a configuration .json of "
+    "OneTrainer"
+)
 # Two options that stand in every configuration, so that a file of another program is not taken for one.
 _SURE = {"pretrained_model_name_or_path", "network_module", "train_data_dir", "dataset_config", "network_dim"}
 
@@ -31,6 +37,8 @@ def read_job(path: Path, family: Family | None = None, moved: Moves = ()) -> Imp
     suffix = path.suffix.lower()
     if suffix in COMMANDS:
         return read_command(read_text(path, "text"), path.parent, family, moved)
+    if suffix == ".json" and is_config(read_json(path, "config")):
+        return read_config(path, moved)
     names: set[str] = set()
     if suffix == ".toml":
         data = read_toml(path, "config")
@@ -51,6 +59,14 @@ def _other(names: set[str]) -> tuple[str, str]:
             "Give the configuration that names it as dataset_config, or look at its images with check.",
         )
     return "no configuration of a trainer that Impasto knows", f"Give {_READABLE}."
+
+
+def read_dataset_list(path: Path) -> ImportedDataset:
+    """Read the image folders in kohya's dataset .toml, or in OneTrainer's concepts or configuration (.json).
+
+    Raises DatasetError if the file is unreadable, lists no image folder, or has invalid values.
+    """
+    return import_concepts(path) if path.suffix.lower() == ".json" else import_dataset(path)
 
 
 def missing(values: Mapping[str, Any], folder: Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from trainer.config.job import SCHEMA, FolderConfig, Job
+from trainer.config.paths import absolute, is_base_path
 from trainer.config.problems import validated
 from trainer.config.schema import nearest
 from trainer.config.toml_file import toml_value
@@ -192,6 +193,20 @@ def relocated(path: Any, moved: Moves) -> Any:
         if there == start or start in there.parents:
             return str(Path(new, *there.parts[len(start.parts) :]))
     return path
+
+
+def folder_here(path: str, folder: Path, moved: Moves) -> str:
+    """Return a path as it is on this PC, absolute; relative ones start in `folder`, `moved` is as for `relocated`."""
+    found = relocated(path, moved)
+    return found if PureWindowsPath(found).drive else absolute(found, folder)
+
+
+def base_here(path: Any, folder: Path, moved: Moves) -> Any:
+    """Return the path of a model file as `folder_here` does; links, Hub ids and what is no text stay as they are."""
+    if not isinstance(path, str) or not path:
+        return path
+    found = relocated(path, moved)
+    return folder_here(path, folder, moved) if is_base_path(found, folder) else found
 
 
 def named_values(listed: Iterable[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Datasets of kohya and OneTrainer: folders, settings, captions, and what is not carried over."""
+"""Datasets of kohya: folders, settings, captions, and what is not carried over."""
 
 import json
 from pathlib import Path
@@ -44,27 +44,6 @@ max_bucket_reso = 1536
   keep_tokens = 1
   alpha_mask = true
 """
-
-CONCEPTS = [
-    {
-        "__version": 2,
-        "name": "cats",
-        "path": "cats",
-        "include_subdirectories": True,
-        "balancing": 2.0,
-        "loss_weight": 0.5,
-        "image": {"enable_crop_jitter": False, "enable_random_flip": False, "enable_random_hue": True},
-        "text": {
-            "prompt_source": "sample",
-            "enable_tag_shuffling": True,
-            "tag_delimiter": ";",
-            "keep_tags_count": 3,
-        },
-    },
-    {"path": "held", "type": "VALIDATION", "balancing": 1.5, "text": {"prompt_source": "filename"}},
-    {"path": "prior", "type": "PRIOR_PREDICTION", "balancing": 9, "balancing_strategy": "SAMPLES"},
-    {"path": "off", "name": "off", "enabled": False},
-]
 
 
 def picture(path: Path) -> Path:
@@ -223,73 +202,6 @@ def test_kohya_metadata_through_the_toml_reaches_the_dataset(tmp_path: Path) -> 
     assert [record.captions for record in dataset.images] == [("a dog",)]
 
 
-def test_onetrainer_concepts(tmp_path: Path) -> None:
-    picture(tmp_path / "held" / "a red fox.png")
-    imported = imported_from(tmp_path / "concepts.json", json.dumps(CONCEPTS))
-    defaults = {
-        "captions": {"shuffle": False, "separator": ",", "keep_tokens": 0},
-        "images": {"flip": True, "crop": "random"},
-    }
-    assert imported.folders == [
-        FolderConfig(path=str(tmp_path / "cats"), repeats=2, recursive=True, weight=0.5),
-        folder(tmp_path / "held", kind="validation", repeats=2, caption_sources=["filename"], **defaults),
-        folder(tmp_path / "prior", kind="regularization", repeats=1, **defaults),
-    ]
-    assert imported.dataset == {"lines": "variants"}
-    assert imported.captions == {}
-    assert imported.settings == {
-        "recipe.images.flip": False,
-        "recipe.images.crop": "center",
-        "recipe.captions.shuffle": True,
-        "recipe.captions.separator": ";",
-        "recipe.captions.keep_tokens": 3,
-    }
-    notes = " ".join(imported.notes)
-    for word in (
-        "enable_random_hue",
-        "1.5 repeats",
-        "9 samples",
-        "prior prediction",
-        "off is disabled",
-    ):
-        assert word in notes
-
-
-def test_onetrainers_whole_config_with_one_file_of_prompts(tmp_path: Path) -> None:
-    first = picture(tmp_path / "cats" / "inner" / "a.png")
-    (tmp_path / "prompts.txt").write_text("a cat\nthe cat\n", encoding="utf-8")
-    concept = {
-        "path": "cats",
-        "include_subdirectories": True,
-        "text": {"prompt_source": "concept", "prompt_path": "prompts.txt"},
-    }
-    imported = imported_from(tmp_path / "config.json", json.dumps({"model_type": "SDXL", "concepts": [concept]}))
-    assert imported.captions == {first: ("a cat", "the cat")}
-
-
-def test_onetrainers_random_rotation_is_that_of_its_concept(tmp_path: Path) -> None:
-    still = {"enable_random_flip": False, "enable_crop_jitter": False}
-    turned = {**still, "enable_random_rotate": True, "random_rotate_max_angle": 7.6}
-    concepts = [{"path": "cats", "image": turned}, {"path": "dogs", "image": still}]
-    imported = imported_from(tmp_path / "concepts.json", json.dumps(concepts))
-    assert imported.settings["recipe.images.rotation"] == 8 and imported.notes == []
-    assert imported.folders[1].images is not None and imported.folders[1].images.rotation == 0
-    assert imported.folders[0].images is None
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_onetrainers_masked_training(tmp_path: Path, masked: bool) -> None:
-    config = {"masked_training": masked, "normalize_masked_area_loss": True, "unmasked_weight": 0.0}
-    config["concepts"] = [{"path": "cats", "image": {"enable_random_flip": False, "enable_crop_jitter": False}}]
-    settings = imported_from(tmp_path / "config.json", json.dumps(config)).settings
-    expected = {
-        "recipe.objective.unmasked_probability": 0.1,
-        "recipe.objective.unmasked_weight": 0.0,
-        "recipe.objective.normalize_masked_loss": True,
-    }
-    assert {key: value for key, value in settings.items() if "mask" in key} == (expected if masked else {})
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -299,13 +211,6 @@ def test_onetrainers_masked_training(tmp_path: Path, masked: bool) -> None:
         ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nnum_repeats = -3\n'),
         ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nmetadata_file = "gone.json"\n'),
         ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nresolution = "big"\n'),
-        ("a.json", "{"),
-        ("a.json", "17"),
-        ("a.json", "[1]"),
-        ("a.json", "[]"),
-        ("a.json", '[{"name": "no path"}]'),
-        ("a.json", '[{"path": "x", "text": {"prompt_source": "concept", "prompt_path": "gone.txt"}}]'),
-        ("a.json", '[{"path": "x", "balancing": "much"}]'),
     ],
 )
 def test_files_that_make_no_sense(tmp_path: Path, name: str, text: str) -> None:

@@ -12,8 +12,8 @@ from PIL import Image
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.findings import word_marks
 from trainer.dataset.folders import image_files, scan_folders
-from trainer.dataset.importers import import_dataset
 from trainer.errors import DatasetError
+from trainer.importers.onetrainer.concepts import import_concepts
 
 Link = Callable[[Path, Path], None]
 SECRET = "export TOKEN=sEcReT"
@@ -141,4 +141,4 @@ def test_a_list_of_another_trainer_names_no_other_file_as_prompts(prompts: str, 
     concepts = folder.parent / "concepts.json"
     concepts.write_text(json.dumps([{"path": str(folder), "text": text}]), encoding="utf-8")
     with pytest.raises(DatasetError, match=r"is not a \.txt file"):
-        import_dataset(concepts)
+        import_concepts(concepts)

@@ -1,0 +1,59 @@
+"""Jobs that were imported from other trainers train the demo base."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from trainer import cli
+from trainer.protocol.run_directory import RunDirectory
+
+DEMO = ROOT / "assets" / "demo"
+
+
+def onetrainer(folder: Path) -> Path:
+    """Write a configuration of OneTrainer for the pictures in a folder."""
+    made = {
+        "__version": 11,
+        "training_method": "LORA",
+        "model_type": "STABLE_DIFFUSION_15",
+        "base_model_name": str(DEMO / "base"),
+        "concepts": [{"path": str(folder / "pictures"), "image": {"enable_random_flip": True}}],
+        "samples": [{"prompt": "a red star", "width": 64, "height": 64, "diffusion_steps": 2}],
+        "resolution": "64",
+        "epochs": 2,
+        "batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 3e-4,
+        "learning_rate_scheduler": "COSINE",
+        "learning_rate_warmup_steps": 0.5,
+        "layer_filter_preset": "full",
+        "lora_rank": 4,
+        "loss_weight_fn": "MIN_SNR_GAMMA",
+        "ema": "GPU",
+        "optimizer": {"optimizer": "ADAFACTOR"},
+        "text_encoder": {"stop_training_after": 1, "stop_training_after_unit": "EPOCH"},
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps(made), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [onetrainer])
+def test_an_imported_job_trains(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    for number in range(1, 5):
+        for suffix in (".png", ".txt"):
+            shutil.copy(DEMO / "pictures" / f"neon-{number:02d}{suffix}", tmp_path / "pictures")
+    assert cli.main(["new", "made", "--from", str(write(tmp_path))]) == 0
+    assert cli.main(["train", "made/job.toml"]) == 0
+    run = RunDirectory.open(tmp_path / "made" / "runs" / "made")
+    status = run.read_status()
+    assert status is not None and status.step == status.steps == 2
+    assert sorted((run.path / "output").glob("*.safetensors"))

@@ -1,0 +1,1 @@
+"""Read jobs and datasets from the files of OneTrainer."""
