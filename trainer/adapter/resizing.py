@@ -63,7 +63,9 @@ def resize(
         resized: dict[Slot, Layer] = {}
         errors = []
         for done, slot in enumerate(lora.slots, start=1):
-            resized[slot], error = resized_layer(path, slot, lora.layer(slot), rule, found)
+            layer = lora.layer(slot)
+            change = layer if isinstance(layer, LoraLayer) else _limited_change(path, slot, layer, rule)
+            resized[slot], error = resized_layer(slot, change, rule, found, layer.rank)
             errors.append(error)
             if progress:
                 progress(done, len(lora.slots))
@@ -79,22 +81,34 @@ def resize(
     return tuple(errors)
 
 
-def resized_layer(path: Path, slot: Slot, layer: Layer, rule: RankRule, family: Family) -> tuple[LoraLayer, LayerError]:
-    """Return a layer with the rank that `rule` chooses, and how far it is off."""
-    if isinstance(layer, LoraLayer):
-        found, scale = of_product(layer.up.flatten(1), layer.down.flatten(1)), layer.alpha / layer.rank
-    elif rule.rank is None:
-        sentence = f"Could not resize {path.name}: {ADAPTERS[layer.kind].title} at {slot.kohya} has too many ranks."
-        raise LoraFileError("lora.rank", sentence, "Add --rank with the most ranks that a layer may get.")
+def resized_layer(
+    slot: Slot, change: LoraLayer | Tensor, rule: RankRule, family: Family, before: int | None
+) -> tuple[LoraLayer, LayerError]:
+    """Return a layer with the rank that `rule` chooses, and how far it is off.
+
+    `change` is a plain LoRA, or the change as a matrix (outputs, inputs · kernel) for a rule with a highest rank;
+    `before` is the rank to report.
+    """
+    if isinstance(change, LoraLayer):
+        found, scale = of_product(change.up.flatten(1), change.down.flatten(1)), change.alpha / change.rank
+        kernel = tuple(change.down.shape[2:])
     else:
-        found, scale = of_matrix(change_of(path, slot, layer), rule.rank), 1.0
+        assert rule.rank is not None
+        found, scale, kernel = of_matrix(change, rule.rank), 1.0, (slot.kernel, slot.kernel)
     rank = rule.ranks(found)
-    error = layer_error(slot, layer.rank, rank, found, scale)
-    if isinstance(layer, LoraLayer) and rank >= layer.rank:
-        return for_base(slot, layer, family), error
-    kernel = layer.down.shape[2:] if isinstance(layer, LoraLayer) else (slot.kernel, slot.kernel)
+    error = layer_error(slot, before, rank, found, scale)
+    if isinstance(change, LoraLayer) and rank >= change.rank:
+        return for_base(slot, change, family), error
     down, up = found.factors(rank, kernel)
     return for_base(slot, LoraLayer(down, up, scale * rank), family), error
+
+
+def _limited_change(path: Path, slot: Slot, layer: LycorisWeights, rule: RankRule) -> Tensor:
+    """Return the change of a LoHa or LoKr; raises LoraFileError if `rule` does not limit its many ranks."""
+    if rule.rank is None:
+        sentence = f"Could not resize {path.name}: {ADAPTERS[layer.kind].title} at {slot.kohya} has too many ranks."
+        raise LoraFileError("lora.rank", sentence, "Add --rank with the most ranks that a layer may get.")
+    return change_of(path, slot, layer)
 
 
 def layer_error(slot: Slot, before: int | None, after: int, found: Decomposition, scale: float) -> LayerError:

@@ -51,9 +51,11 @@ class StoredTensor:
     Each operation returns another StoredTensor; `read` reads the tensor and applies them.
     """
 
-    def __init__(self, likeness: Tensor, read: Callable[[], Tensor]) -> None:
+    def __init__(self, likeness: Tensor, read: Callable[[], Tensor], format: str = "") -> None:
         self._likeness = likeness
         self.read = read
+        self.format = format
+        """Number format in the file, as safetensors spells it ("F16"); "" after an operation."""
 
     @property
     def shape(self) -> torch.Size:
@@ -123,6 +125,7 @@ class StoredWeights:
             name: StoredTensor(
                 torch.empty(info.shape, dtype=_DTYPES[info.dtype], device="meta"),
                 partial(file.get_tensor, name),
+                info.dtype,
             )
             for name, info in header.tensors.items()
             if info.dtype in _DTYPES

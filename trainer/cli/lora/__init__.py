@@ -1,18 +1,19 @@
-"""Commands for LoRA files: check, metadata, convert, resize."""
+"""Commands for LoRA files: check, metadata, convert, resize, merge."""
 
 from __future__ import annotations
 
 from trainer.cli.common import Commands
-from trainer.cli.lora import changing, describing
+from trainer.cli.lora import changing, combining, describing
 
 
 def add_commands(commands: Commands) -> None:
     """Define the commands and their arguments."""
     parser = commands.add_parser(
         "lora",
-        help="check, edit, convert and resize LoRA files",
-        description="Check, edit, convert and resize LoRA files of any program.",
+        help="check, edit, convert, resize and merge LoRA files",
+        description="Check, edit, convert, resize and merge LoRA files of any program.",
     )
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, help="what to do")
     describing.add_commands(parts)
     changing.add_commands(parts)
+    combining.add_commands(parts)

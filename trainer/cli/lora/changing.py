@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainer.adapter.rewriting import LayerError
 
 _WORST = 10
+_LIMITS = {"share": (0.0, 1.0), "sum": (0.0, 1.0), "ratio": (1.0, 1e12)}
 _SECONDS = 5.0  # between messages about progress
 
 
@@ -103,7 +104,12 @@ def run_resize(options: argparse.Namespace) -> int:
 
     rule = RankRule(options.rank, options.share, options.ratio, options.sum)
     errors = resize(
-        options.file, options.out, rule, dtype=options.dtype, family=options.family, progress=progress("Resized")
+        options.file,
+        options.out,
+        rule,
+        dtype=options.dtype,
+        family=options.family,
+        progress=progress("Resized", "layers"),
     )
     echo_lines(error_table(errors))
     echo(f"{options.out}: {words.counted(len(errors), 'layer', 'layers')}, written and read back.")
@@ -113,28 +119,32 @@ def run_resize(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
+def has_rule(options: argparse.Namespace) -> bool:
+    """Return whether an option chooses ranks."""
+    return any(getattr(options, name) is not None for name in ("rank", *_LIMITS))
+
+
 def require_rule(options: argparse.Namespace) -> None:
     """Raise LoraFileError unless the options choose ranks, with possible values."""
-    limits = {"share": (0.0, 1.0), "sum": (0.0, 1.0), "ratio": (1.0, 1e12)}
-    for name, (low, high) in limits.items():
+    for name, (low, high) in _LIMITS.items():
         value = getattr(options, name)
         if value is not None and not low < value <= high:
             sentence = f"Could not resize: --{name} is {value:g}."
             raise LoraFileError("lora.rule", sentence, f"Use a number above {low:g}, up to {high:g}.")
-    if all(getattr(options, name) is None for name in ("rank", *limits)):
+    if not has_rule(options):
         sentence = "Could not resize: no option says which ranks to keep."
         raise LoraFileError("lora.rule", sentence, "Add --rank, --share, --ratio or --sum.")
 
 
-def progress(what: str) -> Callable[[int, int], None]:
-    """Return a callback that reports on stderr how many layers are done, at most every few seconds."""
+def progress(what: str, units: str) -> Callable[[int, int], None]:
+    """Return a callback that reports on stderr how much is done, such as "Merged 3 of 9 layers", every few seconds."""
     last = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         if time.monotonic() - last >= _SECONDS:
             last = time.monotonic()
-            note(f"{what} {done:,} of {total:,} layers")
+            note(f"{what} {done:,} of {total:,} {units}")
 
     return report
 
