@@ -31,6 +31,8 @@ from trainer.protocol.reading import open_file, parse_json, read_bytes
 Naming = Literal["kohya", "diffusers"]
 # The only metadata keys that differ between two runs of the same recipe.
 TIME_KEYS = ("ss_training_started_at", "modelspec.date")
+WEIGHTED_CAPTIONS = "ss_weighted_captions"
+"""Metadata key of a LoRA whose captions were read with weights; others do not have it."""
 # ComfyUI reads headers up to 1 MiB; 1000 tags stay far below that.
 _MOST_TAGS = 1000
 ALGORITHMS: dict[str, dict[str, str]] = {
@@ -305,6 +307,8 @@ def _training(facts: ExportFacts) -> dict[str, str]:
     }
     if recipe.captions.dropout_every_epochs is not None:
         values["ss_caption_dropout_every_n_epochs"] = recipe.captions.dropout_every_epochs
+    if recipe.weighted_captions:
+        values[WEIGHTED_CAPTIONS] = True
     if recipe.max_weight_norm is not None:
         values["ss_scale_weight_norms"] = recipe.max_weight_norm
     if facts.ema:

@@ -40,6 +40,11 @@ def add_commands(commands: Commands) -> None:
     samplers = f"{', '.join(SAMPLERS[:-1])} or {SAMPLERS[-1]} (default euler)"
     render.add_argument("--sampler", default="euler", help=samplers)
     render.add_argument(
+        "--prompt-weights",
+        action=argparse.BooleanOptionalAction,
+        help=r"read (word:1.3), (word) and [word] as weights, but not \(word\) (default: if a LoRA was trained so)",
+    )
+    render.add_argument(
         "--clip-skip",
         type=int,
         help="text encoder layer, counted from the end as in kohya: 1 is the last; SD 1.5 only",
@@ -141,7 +146,9 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
     settings = {key: getattr(options, key) for key in keys}
     checked(FitConfig, device=options.device)
     checked(RecipeConfig, clip_skip=options.clip_skip)
-    return base_at(options.base), [checked(PromptConfig, prompt=text, **settings) for text in options.prompt]
+    return base_at(options.base), [
+        checked(PromptConfig, prompt=text, weights=options.prompt_weights, **settings) for text in options.prompt
+    ]
 
 
 def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.config.base import Family, Prediction
-from trainer.config.job import TIMESTEP_LIMITS, CaptionOverlay, FolderConfig, ImagesOverlay, Job
+from trainer.config.job import TIMESTEP_LIMITS, CaptionOverlay, FolderConfig, ImagesOverlay, Job, stated_weight
 from trainer.config.methods import factorization
 from trainer.config.optimizers.kinds import AdafactorConfig
 from trainer.config.recipe import RecipeConfig
@@ -299,6 +299,7 @@ def doubtful(
         yield "recipe.learning_rate", f"is 0, so only text encoders are trained: {ONLY_SDXL_TEXT}"
     yield from _doubtful_weights(job, prediction)
     yield from _doubtful_patience(job)
+    yield from _doubtful_prompts(job)
     yield from _doubtful_sizes(job.recipe)
     yield from _doubtful_adafactor(job.recipe)
     objective = job.recipe.objective
@@ -309,6 +310,17 @@ def doubtful(
             "this base has zero terminal SNR: pure noise would be weighted a thousand times as much as the cleanest "
             "images, although it contains no trace of an image; min_snr_gamma gives it no weight",
         )
+
+
+def _doubtful_prompts(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield preview prompts with weights that are read as plain text."""
+    if job.recipe.weighted_captions:
+        return
+    for number, prompt in enumerate(job.report.previews.prompts):
+        found = stated_weight(f"{prompt.prompt} {prompt.negative}") if prompt.weights is None else None
+        if found:
+            reason = f"{found} is read as plain text, like captions; set weights = true for this prompt to read weights"
+            yield f"report.previews.prompts.{number}.prompt", reason
 
 
 def _doubtful_sizes(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:

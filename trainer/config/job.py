@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -27,6 +28,7 @@ Timestep = Annotated[int, Field(ge=0, le=999)]
 Resolution = Annotated[int, Field(ge=64, le=4096, multiple_of=8)]
 TIMESTEP_LIMITS = ("timestep_min", "timestep_max")
 SCHEMA = 3
+_STATED_WEIGHT = re.compile(r"\([^()]*:[+-]?\d*\.\d+\)")
 _AS_IN_RECIPE = "; default: as in the recipe."
 _Table = TypeVar("_Table", bound=Section)
 _Kind = TypeVar("_Kind", bound=type[Section])
@@ -271,6 +273,12 @@ class OutputConfig(Section):
     """Store how often each tag was trained (ss_tag_frequency); reveals your captions."""
 
 
+def stated_weight(text: str) -> str | None:
+    """Return the first part of a text that states a weight, such as "(tag:1.3)"; None if there is none."""
+    found = _STATED_WEIGHT.search(text)
+    return found[0] if found else None
+
+
 class PromptConfig(Section):
     """One image rendered repeatedly during the run to show progress."""
 
@@ -290,6 +298,8 @@ class PromptConfig(Section):
     """How strongly the prompt is followed (CFG scale); typically 5 to 8."""
     sampler: Sampler = "euler"
     """Sampler; euler is a safe choice, euler_a and sde add noise, heun takes twice as long, lcm is for LCM bases."""
+    weights: bool | None = Field(default=None, title="Prompt weights")
+    """Read (tag:1.3), (tag) and [tag] as weights, unless after a backslash; default: as recipe.weighted_captions."""
 
     @property
     def evaluations(self) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 from trainer.config.base import Family
 from trainer.config.fit import DEFAULT_TEXT_BATCH, FitConfig
 from trainer.config.job import Job
-from trainer.dataset.sampling import Sample, padded_tokens
-from trainer.files.tokens import has_weights
+from trainer.dataset.sampling import Sample, as_prompt_text, padded_tokens
+from trainer.files.tokens import PromptText, has_weights
 
 # Increase when the content of entries changes, so that entries of older versions are never read.
 FORMAT_VERSION = 1
@@ -89,30 +89,31 @@ class CacheKeys:
             *(["tiled"] if self.job.fit.vae_encode_tiling else []),
         )
 
-    def text_key(self, text: str) -> str:
+    def text_key(self, text: str | PromptText) -> str:
         """Return the cache key of a caption, based on text, text encoders, clip skip, padded length and dtype.
 
         A batch size above 1 is part of the key because batching changes rounding; deterministic runs never use such
         entries.
         """
         recipe, at_once = self.job.recipe, text_batch_size(self.job.fit)
+        words, weighted = as_prompt_text(text, recipe)
         return content_key(
             "text",
-            text,
+            words,
             self.family,
             self.text_hash,
             recipe.clip_skip,
             padded_tokens(text, recipe),
             self.job.fit.dtype,
             *([at_once] if at_once > 1 else []),
-            *(["weighted"] if recipe.weighted_captions and has_weights(text) else []),
+            *(["weighted"] if weighted and has_weights(words) else []),
         )
 
     def has_image(self, sample: Sample) -> bool:
         """Return whether a sample's entry exists; it is validated only when it is read."""
         return entry_path(self.latents, self.image_key(sample)).is_file()
 
-    def has_text(self, text: str) -> bool:
+    def has_text(self, text: str | PromptText) -> bool:
         """Return whether a caption's entry exists; it is validated only when it is read."""
         return entry_path(self.texts, self.text_key(text)).is_file()
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainer.config.job import DatasetConfig, RecipeOverlay
+from trainer.config.job import DatasetConfig, RecipeOverlay, stated_weight
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.decoders import Progress, inspect_images
 from trainer.dataset.duplicates import alike, same
@@ -48,7 +48,6 @@ from trainer.protocol.reading import UnusableFileError, decoded, open_file, pars
 from trainer.protocol.records import build, renamed, to_record
 
 # A weight as people write it, unlike (16:9); and brackets that stand for a weight, as those of many booru tags would.
-_WEIGHT = re.compile(r"\([^()]*:[+-]?\d*\.\d+\)")
 _BRACKETS = re.compile(r"(?<!\\)(\([^()\[\]:\\]*\)|\[[^()\[\]:\\]*\])")
 _ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -235,12 +234,12 @@ def _mark_copies(images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], 
 
 def _mark_captions(images: Iterable[ImageRecord], recipe: RecipeConfig, scan: Scan) -> None:
     tokens, weighted = ClipTokens(), bool(recipe.weighted_captions)
-    syntax, code = (_BRACKETS, "caption.brackets") if weighted else (_WEIGHT, "caption.weights")
+    find, code = (_BRACKETS.search, "caption.brackets") if weighted else (stated_weight, "caption.weights")
     for image in images:
         texts = list(_texts(image, recipe))
         if any(tokens.count(text, weighted=weighted) > recipe.token_chunks for text in texts):
             scan.marks["caption.long"].append(image.path)
-        if any(syntax.search(text) for text in texts):
+        if any(find(text) for text in texts):
             scan.marks[code].append(image.path)
         if image.trigger and not all(holds_trigger(text, image.trigger) for text in image.captions):
             scan.marks["trigger.absent"].append(image.path)

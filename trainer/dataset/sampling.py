@@ -14,10 +14,10 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from trainer.config.job import RecipeOverlay
+from trainer.config.job import PromptConfig, RecipeOverlay
 from trainer.config.recipe import CaptionConfig, RecipeConfig
 from trainer.dataset.image import ImageRecord, image_recipe
-from trainer.files.tokens import CHUNK, padded_length
+from trainer.files.tokens import CHUNK, PromptText, has_weights, padded_length
 
 # The innermost braces that contain a bar; replacing from the inside out also resolves nested wildcards.
 _WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")
@@ -212,7 +212,23 @@ class Sample:
         return min(width / (width * cosine + height * sine), height / (width * sine + height * cosine))
 
 
-def padded_tokens(text: str, recipe: RecipeConfig) -> int:
+def prompt_texts(prompt: PromptConfig, recipe: RecipeConfig) -> tuple[str | PromptText, str | PromptText]:
+    """Return a preview's prompt and negative prompt; as plain strings if they are encoded as captions would be."""
+    weighted = bool(recipe.weighted_captions) if prompt.weights is None else prompt.weights
+
+    def read(text: str) -> str | PromptText:
+        differs = weighted != bool(recipe.weighted_captions) and has_weights(text)
+        return PromptText(text, weighted) if differs else text
+
+    return read(prompt.prompt), read(prompt.negative)
+
+
+def as_prompt_text(text: str | PromptText, recipe: RecipeConfig) -> PromptText:
+    """Return a text with the way in which it is read: as captions are, unless it says so itself."""
+    return text if isinstance(text, PromptText) else PromptText(text, bool(recipe.weighted_captions))
+
+
+def padded_tokens(text: str | PromptText, recipe: RecipeConfig) -> int:
     """Return the tokens that a text is padded to: the recipe's limit, or the multiple of 75 that the text needs.
 
     This depends only on the text as drawn, so shuffled, shortened and dropped captions have their own lengths, equal
@@ -220,7 +236,8 @@ def padded_tokens(text: str, recipe: RecipeConfig) -> int:
     """
     if not recipe.has_caption_lengths:
         return recipe.token_chunks
-    return padded_length(text, recipe.token_chunks, weighted=bool(recipe.weighted_captions))
+    words, weighted = as_prompt_text(text, recipe)
+    return padded_length(words, recipe.token_chunks, weighted=weighted)
 
 
 @dataclass(frozen=True, slots=True)

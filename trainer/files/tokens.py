@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -85,6 +86,14 @@ class ClipTokens:
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class PromptText(NamedTuple):
+    """Text of a prompt that is read otherwise than the captions of its job."""
+
+    text: str
+    weighted: bool
+    """Whether it is read in A1111's syntax of weights; see `weighted_parts`."""
 
 
 def padded_length(text: str, limit: int, *, weighted: bool = False) -> int:

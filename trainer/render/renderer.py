@@ -10,15 +10,17 @@ import torch
 from PIL import Image
 
 from trainer.adapter.applied import AppliedLoras
+from trainer.adapter.export import WEIGHTED_CAPTIONS
 from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
 from trainer.base.drawing import OnStep, RenderSpec, decode, draw_latents, make_sampler, save_image
 from trainer.base.encoding import TextConditioning, encode_texts
 from trainer.base.source import open_base
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig
-from trainer.config.job import PromptConfig
+from trainer.config.job import PromptConfig, stated_weight
 from trainer.config.resolve import Machine
 from trainer.errors import BaseModelError, LoraFileError
+from trainer.files.tokens import has_weights
 from trainer.protocol.events import OnPhase
 
 OnImage = Callable[[int, int, Path], None]
@@ -57,6 +59,8 @@ class Renderer:
         self._clip_skip = clip_skip
         self._on_notice = on_notice
         self._uses = tuple(loras)
+        self._is_weighted = False
+        self._noticed: set[str] = set()
         weights = self._read_all(loras)
         self.unet = self.source.load_unet(dtype, device)
         self.encoders = self.source.load_text_encoders(dtype, device)
@@ -67,6 +71,7 @@ class Renderer:
     def configure(self, *, clip_skip: int | None, on_notice: OnNotice) -> None:
         """Set what may differ between requests that use the same base."""
         self._clip_skip, self._on_notice = clip_skip, on_notice
+        self._noticed.clear()
 
     def use(self, loras: Sequence[LoraUse]) -> None:
         """Replace the current LoRAs without reloading the base.
@@ -80,10 +85,14 @@ class Renderer:
             self._uses = tuple(loras)
 
     def render(self, prompt: PromptConfig, width: int, height: int, on_step: OnStep = lambda *_: None) -> Image.Image:
-        """Return an image of ``width`` by ``height`` pixels; raise BaseModelError if it has NaN or infinite values."""
+        """Return an image of ``width`` by ``height`` pixels; raise BaseModelError if it has NaN or infinite values.
+
+        Prompts are read with weights such as "(tag:1.3)" if ``prompt.weights`` says so or, by default, if one of the
+        LoRAs was trained so.
+        """
         source = self.source
         sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
-        positive, negative = (self._encode(text) for text in (prompt.prompt, prompt.negative))
+        positive, negative = self._encode(prompt)
         drawing = RenderSpec(prompt, width, height, positive, negative)
         latents = draw_latents(source.family, self.unet, sampler, drawing, on_step)
         if not bool(latents.isfinite().all()):
@@ -106,11 +115,13 @@ class Renderer:
         settings = {"width": width, "height": height, "loras": lora_names, "base": self.name}
         image = self.render(prompt, width, height, on_step)
         path = free_name(folder)
-        save_image(image, path, prompt.model_dump() | settings)
+        save_image(image, path, prompt.model_dump(exclude_none=True) | settings)
         return path
 
     def _read_all(self, loras: Sequence[LoraUse]) -> list[tuple[LoraWeights, float]]:
-        return [(self._read(use.file), use.strength) for use in loras]
+        read = [(self._read(use.file), use.strength) for use in loras]
+        self._is_weighted = any(lora.metadata.get(WEIGHTED_CAPTIONS) == "True" for lora, _ in read)
+        return read
 
     def _read(self, file: Path) -> LoraWeights:
         """Return the weights of a LoRA file; report unmatched keys, and raise LoraFileError if no layer matches."""
@@ -128,8 +139,31 @@ class Renderer:
             self._on_notice("lora.unmatched", f"{file.name}: {keys} no layer of this base, such as {first}.")
         return lora
 
-    def _encode(self, text: str) -> TextConditioning:
-        return encode_texts(self.source.family, self.encoders, [text], self._clip_skip, self.device)
+    def _encode(self, prompt: PromptConfig) -> tuple[TextConditioning, TextConditioning]:
+        """Return the embeddings of the prompt and the negative prompt; report weights that are not read."""
+        weighted = self._is_weighted if prompt.weights is None else prompt.weights
+        if prompt.weights is None and not weighted:
+            self._report_weights(f"{prompt.prompt} {prompt.negative}")
+        positive, negative = (
+            # Without brackets both ways are the same, so such a text stays on the one that has always been used.
+            encode_texts(
+                self.source.family,
+                self.encoders,
+                [text],
+                self._clip_skip,
+                self.device,
+                weighted=weighted and has_weights(text),
+            )
+            for text in (prompt.prompt, prompt.negative)
+        )
+        return positive, negative
+
+    def _report_weights(self, text: str) -> None:
+        """Report a weight in a prompt that is read as plain text, once for each request."""
+        if (found := stated_weight(text)) and found not in self._noticed:
+            self._noticed.add(found)
+            sentence = f"The prompt contains {found}, which is read as plain text."
+            self._on_notice("prompt.weights", f"{sentence} Turn on prompt weights to read it as a weight.")
 
 
 def drawing_dtype(machine: Machine) -> torch.dtype:

@@ -146,6 +146,16 @@ def test_epochs_without_captions_are_named_if_there_are_any() -> None:
     assert recipe_of_metadata(found, parts).recipe["captions"] == {"dropout_every_epochs": 3}
 
 
+def test_weighted_captions_are_named_if_they_were_used() -> None:
+    assert "ss_weighted_captions" not in metadata(facts())
+    found = metadata(
+        facts(recipe=RecipeConfig.model_validate({"steps": 9, "resolution": 64, "weighted_captions": True}))
+    )
+    assert found["ss_weighted_captions"] == "True"
+    parts = LoraParts("sdxl", unet=True, text_encoder=False, text_encoder_2=False, ranks=(16,))
+    assert recipe_of_metadata(found, parts).recipe["weighted_captions"] is True
+
+
 def test_v_prediction_is_said() -> None:
     found = metadata(facts(prediction="v", zero_terminal_snr=True))
     assert found["modelspec.prediction_type"] == "v"

@@ -13,9 +13,10 @@ from PIL import Image
 from tests.support.jobs import photographs
 from tests.train.dataset.test_cache import prepared, quiet
 from trainer.base.encoding import tokenize
-from trainer.config.job import Job
+from trainer.config.job import Job, PromptConfig
 from trainer.dataset.sampling import Purpose, Sample, draw_sample, generator, micro_conditioning, plain_sample
 from trainer.training.build import RunParts
+from trainer.training.callbacks.preview import Previewer
 from trainer.training.step import MicroBatch
 
 SCALING = 0.13025  # SDXL's VAE
@@ -192,6 +193,24 @@ def test_weighted_captions_are_cached_apart_from_others(tmp_path: Path) -> None:
     expected = plain.clone()
     expected[2] *= 1.5
     torch.testing.assert_close(weighted, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_previews_read_weights_whatever_the_captions_do(tmp_path: Path) -> None:
+    """Embeddings times the weights of their tokens, by hand, from the cache and from loaded encoders."""
+    job, _, parts = prepare(tmp_path)
+    typed, plain = r"saber \(fate\), a (cat:1.5)", "saber (fate), a cat"
+    prompts = [{"prompt": typed, "weights": True}, {"prompt": typed}, {"prompt": plain}]
+    previews = job.report.previews.replaced(prompts=tuple(PromptConfig(**prompt) for prompt in prompts))
+    job = job.replaced(report=job.report.replaced(previews=previews))
+    texts = Previewer(job, parts.source, parts.cache, tmp_path).texts()
+    parts.cache.ensure_texts(texts, quiet)
+    weighted, _, as_text, _, unweighted, _ = (parts.cache.text(text).hidden[0] for text in texts)
+    expected = unweighted.clone()
+    expected[tokenize("sdxl", [plain])[0][0].tolist().index(tokenize("sdxl", ["cat"])[0][0, 1])] *= 1.5
+    torch.testing.assert_close(weighted, expected, rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(as_text, expected, rtol=1e-2)
+    encoders = parts.source.load_text_encoders(torch.float32, parts.device)
+    torch.testing.assert_close(parts.cache.encode_now(encoders, texts[:1]).hidden[0], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("live", [False, True])

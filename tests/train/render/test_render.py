@@ -149,6 +149,65 @@ def test_a_wide_picture_of_a_zero_terminal_base_equals_the_pipeline_with_the_bas
     assert (settings["width"], settings["height"]) == (96, 64)
 
 
+def typed(prompt: str, **settings: Any) -> PromptConfig:
+    return PROMPT.model_copy(update={"prompt": prompt, **settings})
+
+
+def with_weights(base: Path, plain: str, weights: dict[str, float]) -> Image.Image:
+    """Draw with diffusers, its embeddings of the plain text times the weights of words that are one token each."""
+    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(
+        base, tokenizer=tokenizer(), safety_checker=None, feature_extractor=None, requires_safety_checker=False
+    )
+    pipeline.scheduler = make_sampler(PROMPT.sampler, "epsilon", zero_terminal_snr=False)
+    pipeline.set_progress_bar_config(disable=True)
+    positive, negative = pipeline.encode_prompt(plain, "cpu", 1, True, negative_prompt=PROMPT.negative)
+    ids = pipeline.tokenizer(plain).input_ids
+    for word, weight in weights.items():
+        (word_id,) = pipeline.tokenizer(word, add_special_tokens=False).input_ids
+        positive[0, ids.index(word_id)] *= weight
+    picture: Image.Image = pipeline(
+        prompt_embeds=positive, negative_prompt_embeds=negative, num_inference_steps=PROMPT.steps,
+        guidance_scale=PROMPT.guidance, width=PROMPT.width, height=PROMPT.height,
+        generator=torch.Generator("cpu").manual_seed(PROMPT.seed),
+    ).images[0]  # fmt: skip
+    return picture
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+def test_weights_in_prompts_multiply_the_embeddings(loras: dict[str, Path], tmp_path: Path) -> None:
+    """Escaped brackets are text, and a prompt without brackets is the same picture either way."""
+    base = base_of(loras["sd15"])
+    texts = [r"saber \(fate\), a (red cat:1.6), [dog]", "saber, a red cat"]
+    weighted, plain = drawn(base, tmp_path, [typed(text, weights=True) for text in texts])
+    expected = with_weights(base, "saber (fate), a red cat, dog", {"red": 1.6, "cat": 1.6, "dog": 1 / 1.1})
+    assert np.abs(pixels(weighted) - np.asarray(expected, np.int16)).max() <= 1
+    flat = with_weights(base, "saber (fate), a red cat, dog", {})
+    assert np.abs(pixels(weighted) - np.asarray(flat, np.int16)).max() > 1  # the weights show
+    (without,) = drawn(base, tmp_path, [typed(texts[1])])
+    assert np.array_equal(pixels(plain), pixels(without))
+
+
+def test_weights_are_read_if_the_lora_was_trained_so_and_reported_otherwise(
+    loras: dict[str, Path], tmp_path: Path
+) -> None:
+    file, base = loras["sd15"], base_of(loras["sd15"])
+    trained_so = tmp_path / "weighted.safetensors"
+    save_file(load_file(file), trained_so, {"ss_weighted_captions": "True"})
+    prompt, told = typed("a (cat:1.6)"), list[tuple[str, str]]()
+
+    def picture(lora: Path, **settings: Any) -> np.ndarray:
+        prompts = [prompt.model_copy(update=settings)] * 2
+        files = drawn(base, tmp_path, prompts, loras=[LoraUse(lora)], on_notice=lambda *said: told.append(said))
+        return pixels(files[0])
+
+    read = picture(file, weights=True)
+    assert np.array_equal(picture(trained_so), read) and not told
+    as_text = picture(file)
+    assert np.abs(as_text - read).max() > 1
+    assert [code for code, _ in told] == ["prompt.weights"] and "(cat:1.6)" in told[0][1]
+    assert np.array_equal(picture(trained_so, weights=False), as_text) and len(told) == 1
+
+
 def test_the_vae_stays_in_fp32_whatever_the_rest_computes_in(tmp_path: Path) -> None:
     """In fp16 SDXL's gives black pictures."""
     base = BaseConfig(model=str(tiny_base("sd15", tmp_path)))

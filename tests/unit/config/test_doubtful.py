@@ -44,6 +44,21 @@ def test_weights_for_another_prediction_are_doubtful(settings, prediction, doubt
     assert found == [f"recipe.objective.{key}" for key in doubted]
 
 
+@pytest.mark.parametrize(
+    ("settings", "doubted"),
+    [
+        (['report.previews.prompts=[{prompt="a"}, {prompt="a (cat:1.3)"}]'], ["report.previews.prompts.1.prompt"]),
+        (['report.previews.prompts=[{prompt="a", negative="(cat:1.3)"}]'], ["report.previews.prompts.0.prompt"]),
+        (['report.previews.prompts=[{prompt="a (cat:1.3)"}]', "recipe.weighted_captions=true"], []),
+        (['report.previews.prompts=[{prompt="a (cat:1.3)", weights=true}]'], []),
+        (['report.previews.prompts=[{prompt="saber (fate)"}]'], []),
+    ],
+)
+def test_weights_of_prompts_that_are_read_as_text_are_doubtful(settings, doubted):
+    job = parse_job(MINIMAL, "job.toml", Path("/jobs"), settings)
+    assert [key for key, _ in doubtful(job, zero_terminal_snr=False)] == doubted
+
+
 @pytest.mark.parametrize("settings", [[], ["fit.compile=true"], ["fit.compile=true", "fit.channels_last=true"]])
 def test_forecasts_do_not_foresee_some_experiments(settings):
     job = parse_job(MINIMAL, "job.toml", Path("/jobs"), settings)

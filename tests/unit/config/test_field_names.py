@@ -40,7 +40,7 @@ OURS = {
                                               "timestep_bias_portion", "timestep_bias_begin", "timestep_bias_end")),
     "fit.allow_quantized", "fit.cuda_graphs", "fit.channels_last", "fit.fp16_accumulation", "fit.deterministic",
     "fit.vae_encode_tiling",
-    *(f"report.previews.prompts.*.{name}" for name in ("prompt", "width", "height", "seed")),
+    *(f"report.previews.prompts.*.{name}" for name in ("prompt", "width", "height", "seed", "weights")),
     "report.previews.max_share", "report.validation.timesteps", "report.max_skipped", "output.tag_frequency",
 }  # fmt: skip
 

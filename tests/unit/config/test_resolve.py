@@ -45,6 +45,7 @@ MEANS_SOMETHING_ABSENT = {
     "recipe.captions.token_warmup_step",
     "recipe.captions.token_warmup_min",
     "recipe.weighted_captions",
+    "report.previews.prompts.0.weights",
     "recipe.images.rotation",
     "recipe.images.color_jitter",
     "recipe.objective.unmasked_probability",

@@ -95,6 +95,8 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Convers
     mapped.set("captions.dropout_every_epochs", every or None)  # 0 is off
     if parts.family == "sd15":
         mapped.set("clip_skip", _whole(values.get("ss_clip_skip")))
+    if values.get("ss_weighted_captions") == "True":
+        mapped.set("weighted_captions", True)
     for key, off in _UNSUPPORTED.items():
         if key in values and values[key] not in off:
             mapped.notes.append(f"{key}: was {_short(values[key])}, which is not supported")

@@ -21,6 +21,7 @@ from trainer.dataset.sampling import (
     steps_per_epoch,
 )
 from trainer.files.architecture import Config
+from trainer.files.tokens import PromptText
 
 # Samples to list before estimating the rest, at 0.03 to 0.06 ms each, so that an answer takes less than a second.
 _MAX_LISTED = 2_000
@@ -58,7 +59,7 @@ def first_shard(
     later: LaterShards,
     *,
     samples: Sequence[Sample] = (),
-    texts: Iterable[str] = (),
+    texts: Iterable[str | PromptText] = (),
     cached: CacheKeys | None = None,
 ) -> tuple[int, int]:
     """Return how many images and texts of a resolved job are encoded before the first step.

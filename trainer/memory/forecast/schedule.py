@@ -23,6 +23,7 @@ from trainer.dataset.sampling import (
     drops_captions,
     measured_samples,
     padded_tokens,
+    prompt_texts,
     steps_per_epoch,
     usual_shape,
 )
@@ -204,7 +205,7 @@ def phase_counts(
         images,
         later,
         samples=samples,
-        texts=[text for prompt in prompts for text in (prompt.prompt, prompt.negative)],
+        texts=[text for prompt in prompts for text in prompt_texts(prompt, job.recipe)],
         cached=cached,
     )
     return PhaseCounts(

@@ -216,7 +216,7 @@ def _shapes(workload: Workload) -> list[Size]:
 
 def _encode(workload: Workload, encoders: Sequence[TextEncoder], texts: int = 1) -> TextConditioning:
     recipe, blank = workload.recipe, [""] * texts
-    weighted = bool(recipe.weighted_captions)
+    weighted = workload.reads_weights
     return encode_texts(
         workload.family, encoders, blank, recipe.clip_skip, META, recipe.token_chunks, weighted=weighted
     )

@@ -25,10 +25,11 @@ from trainer.dataset.sampling import (
     measured_samples,
     most_per_epoch,
     padded_tokens,
+    prompt_texts,
 )
 from trainer.files.architecture import Config
 from trainer.files.assets import PARTS, bundled_configs
-from trainer.files.tokens import CHUNK
+from trainer.files.tokens import CHUNK, has_weights
 
 TracePart = Literal[
     "micro", "optimizer", "load", "quantise", "cache_pictures", "cache_texts", "validate", "preview", "checkpoint",
@@ -205,6 +206,11 @@ class Workload:
         }
         return self.at_tokens(of_part[part]) if part in of_part else self
 
+    @property
+    def reads_weights(self) -> bool:
+        """Return whether captions or preview prompts are encoded with weights."""
+        return bool(self.recipe.weighted_captions) or any(map(_reads_weights, self.previews))
+
     def at_rank(self, rank: int) -> Workload:
         """Return the workload with all parts of the LoRA at ``rank``."""
         recipe = self.recipe
@@ -227,14 +233,25 @@ class Workload:
         texts = [_plain(config) for config in self.text_configs]
         # Of the texts only whether there is a negative one, and in "text_form" the length of the longest.
         weighted = bool(recipe.weighted_captions)
-        prompts = [(p.width, p.height, p.sampler, p.steps, p.guidance, bool(p.negative)) for p in self.previews]
+        prompts = [
+            (
+                p.width,
+                p.height,
+                p.sampler,
+                p.steps,
+                p.guidance,
+                bool(p.negative),
+                *(("weighted",) if _reads_weights(p) else ()),
+            )
+            for p in self.previews
+        ]
         return {
             "unet": (self.family, _plain(self.unet_config)),
             "vae": _plain(self.vae_config),
             "texts": texts,
             "live_texts": texts if self.trained_texts else None,
             # Weights are only listed when they are on, as tiling below, and in the step only if it encodes captions.
-            "texts_at_once": (text_batch_size(fit), "weighted") if weighted else text_batch_size(fit),
+            "texts_at_once": (text_batch_size(fit), "weighted") if self.reads_weights else text_batch_size(fit),
             "text_form": (
                 *(recipe.token_chunks, recipe.clip_skip),
                 *(("weighted",) if weighted and self.trained_texts else ()),
@@ -344,6 +361,10 @@ def workload_of_job(job: Job, source: SourceFacts, images: Sequence[ImageRecord]
     )
 
 
+def _reads_weights(prompt: PromptConfig) -> bool:
+    return bool(prompt.weights) and has_weights(prompt.prompt + prompt.negative)
+
+
 def _shown_shapes(job: Job, images: Sequence[ImageRecord]) -> tuple[tuple[BucketUse, ...], TextLengths | None]:
     """Return the shapes to train in, and the lengths of other texts if captions differ in length.
 
@@ -367,7 +388,7 @@ def _shown_shapes(job: Job, images: Sequence[ImageRecord]) -> tuple[tuple[Bucket
     shapes.update(dict.fromkeys(most, 0))
     largest_first = sorted(shapes, key=lambda shape: (-shape[0] * shape[1], shape[:2], -shape[2]))
     validated = max((sample.tokens for sample in measured_samples(images, recipe)), default=CHUNK)
-    prompts = [text for prompt in job.report.previews.prompts for text in (prompt.prompt, prompt.negative)]
+    prompts = [text for prompt in job.report.previews.prompts for text in prompt_texts(prompt, recipe)]
     previewed = max((padded_tokens(text, recipe) for text in prompts), default=CHUNK)
     encoded = max(validated, previewed, *(found.longest for found in of_image.values()), CHUNK)
     uses = tuple(BucketUse(*shape[:2], shapes[shape], shape[2], most[shape]) for shape in largest_first)

@@ -17,7 +17,8 @@ from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.config.job import Job, PreviewConfig, PromptConfig
 from trainer.config.schema import require_value
-from trainer.dataset.sampling import padded_tokens
+from trainer.dataset.sampling import padded_tokens, prompt_texts
+from trainer.files.tokens import PromptText
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.callbacks.lora_export import Exporter, due, preview_mode
@@ -45,12 +46,12 @@ class Previewer:
         """Return the preview prompts."""
         return self.job.report.previews.prompts
 
-    def texts(self) -> list[str]:
+    def texts(self) -> list[str | PromptText]:
         """Return all texts that the previews need; they are encoded together with the captions.
 
         The empty text pads a prompt to the length of its negative prompt or the other way around.
         """
-        pairs = [(prompt.prompt, prompt.negative) for prompt in self.prompts]
+        pairs = [prompt_texts(prompt, self.job.recipe) for prompt in self.prompts]
         padding = [""] if any(self._length(one) != self._length(other) for one, other in pairs) else []
         return [*(text for pair in pairs for text in pair), *padding]
 
@@ -105,14 +106,14 @@ class Previewer:
             return [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
 
     def _render_spec(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> RenderSpec:
-        pair = prompt.prompt, prompt.negative
+        pair = prompt_texts(prompt, self.job.recipe)
         positive, negative = (self._text(text, max(map(self._length, pair)), encoders) for text in pair)
         return RenderSpec(prompt, require_value(prompt.width), require_value(prompt.height), positive, negative)
 
-    def _length(self, text: str) -> int:
+    def _length(self, text: str | PromptText) -> int:
         return padded_tokens(text, self.job.recipe)
 
-    def _text(self, text: str, tokens: int, encoders: Sequence[TextEncoder]) -> TextConditioning:
+    def _text(self, text: str | PromptText, tokens: int, encoders: Sequence[TextEncoder]) -> TextConditioning:
         """Return a text's conditioning, padded to ``tokens``: a pipeline needs both prompts at the same length."""
         if encoders:
             return self.cache.encode_now(encoders, [text], tokens)
@@ -122,7 +123,7 @@ class Previewer:
     def _write(self, image: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
         path = self.path(step, index)
         weights = {"weights": "EMA"} if self.job.recipe.ema_decay else {}
-        save_image(image, path, prompt.model_dump() | {"step": step, "run": self.job.name} | weights)
+        save_image(image, path, prompt.model_dump(exclude_none=True) | {"step": step, "run": self.job.name} | weights)
         return path
 
 

@@ -25,6 +25,7 @@ from trainer.dataset.sampling import (
     micro_conditioning,
     steps_per_epoch,
 )
+from trainer.files.tokens import PromptText
 from trainer.protocol.events import CachingSpeed, OnPhase
 from trainer.training.data.latent_cache import Cache
 from trainer.training.objective import draw_noise, draw_timestep, mask_weights
@@ -80,7 +81,7 @@ class BatchSchedule:
     def prepare(
         self,
         step: int,
-        extra_texts: Sequence[str],
+        extra_texts: Sequence[str | PromptText],
         extra_samples: Sequence[Sample],
         on_phase: OnPhase,
         report: Callable[[CachingSpeed], object],

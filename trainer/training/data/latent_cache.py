@@ -27,8 +27,9 @@ from trainer.config.job import Job
 from trainer.dataset.cache_keys import LATENT_SCALE, CacheKeys, entry_path, latent_bytes, text_batch_size
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.pixels import crop_pixels
-from trainer.dataset.sampling import Sample, padded_tokens
+from trainer.dataset.sampling import Sample, as_prompt_text, padded_tokens
 from trainer.errors import DatasetError, ResumableError
+from trainer.files.tokens import PromptText
 from trainer.protocol import events, files
 from trainer.protocol.places import is_disk_full
 from trainer.protocol.reading import open_file, reason_of
@@ -199,7 +200,7 @@ class Cache:
         """Return the key of a sample's latents."""
         return self.entries.image_key(sample)
 
-    def text_key(self, text: str) -> str:
+    def text_key(self, text: str | PromptText) -> str:
         """Return the key of a text's embeddings."""
         return self.entries.text_key(text)
 
@@ -280,7 +281,9 @@ class Cache:
         planes -= np.float32(1)
         return planes, mask
 
-    def make_room(self, samples: Iterable[Sample], texts: Iterable[str], limit: float, text_size: int) -> None:
+    def make_room(
+        self, samples: Iterable[Sample], texts: Iterable[str | PromptText], limit: float, text_size: int
+    ) -> None:
         """Delete entries that this process wrote until those of ``samples`` and ``texts`` fit in ``limit`` bytes.
 
         ``text_size`` is the size of one text. Nothing is deleted that is needed for them or that other processes wrote.
@@ -297,7 +300,7 @@ class Cache:
         for store, sizes in needed:
             excess -= store.drop_written(sizes, excess)
 
-    def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.CachingSpeed | None:
+    def ensure_texts(self, texts: Iterable[str | PromptText], progress: OnProgress) -> events.CachingSpeed | None:
         """Encode texts whose embeddings are missing or damaged, several at once unless the run is deterministic.
 
         While texts are encoded, the previous ones are written in the background. Otherwise works like `ensure_latents`.
@@ -313,7 +316,7 @@ class Cache:
         return _cached("cache_texts", pace)
 
     def _encode_texts(
-        self, missing: Sequence[str], texts: Mapping[str, str], on_written: Callable[[int], object]
+        self, missing: Sequence[str], texts: Mapping[str, str | PromptText], on_written: Callable[[int], object]
     ) -> PipelineSpeed:
         dtype = DTYPES[self.job.fit.dtype or "fp32"]
         encoders = self.source.load_text_encoders(dtype, self.device)
@@ -331,26 +334,32 @@ class Cache:
         with attention_kernels("auto", self.device, dtype):  # the same kernel before the first step and between epochs
             return pipeline.run(groups, lambda count: on_written(done[count - 1])).of_parts(len(missing))
 
-    def _text_groups(self, missing: Sequence[str], texts: Mapping[str, str]) -> list[list[str]]:
-        """Return the keys of texts to encode at once: texts of one length, the longest first, like images."""
-        by_length: defaultdict[int, list[str]] = defaultdict(list)
+    def _text_groups(self, missing: Sequence[str], texts: Mapping[str, str | PromptText]) -> list[list[str]]:
+        """Return the keys of texts to encode at once, the longest first, like images.
+
+        Those of one group have the same length and are all read with weights, or all without.
+        """
+        alike: defaultdict[tuple[int, bool], list[str]] = defaultdict(list)
         for key in missing:
-            by_length[padded_tokens(texts[key], self.job.recipe)].append(key)
+            text, recipe = texts[key], self.job.recipe
+            alike[padded_tokens(text, recipe), as_prompt_text(text, recipe).weighted].append(key)
         size = text_batch_size(self.job.fit)
-        return [group for _, keys in sorted(by_length.items(), reverse=True) for group in _groups(keys, size)]
+        return [group for _, keys in sorted(alike.items(), reverse=True) for group in _groups(keys, size)]
 
     def encode_now(
-        self, encoders: Sequence[TextEncoder], texts: Sequence[str], tokens: int | None = None
+        self, encoders: Sequence[TextEncoder], texts: Sequence[str | PromptText], tokens: int | None = None
     ) -> TextConditioning:
         """Encode ``texts`` with loaded encoders, without the cache, and return the embeddings.
 
-        They are padded to ``tokens``, or to the length of the longest of them.
+        They are padded to ``tokens``, or to the length of the longest of them. All are read with weights if the first
+        one is.
         """
         recipe = self.job.recipe
         tokens = tokens or max(padded_tokens(text, recipe) for text in texts)
-        weighted = bool(recipe.weighted_captions)
+        read = [as_prompt_text(text, recipe) for text in texts]
+        words, weighted = [each.text for each in read], read[0].weighted
         return encode_texts(
-            self.source.family, encoders, texts, recipe.clip_skip, self.device, tokens, weighted=weighted
+            self.source.family, encoders, words, recipe.clip_skip, self.device, tokens, weighted=weighted
         )
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
@@ -360,7 +369,7 @@ class Cache:
         """
         return self._entry(self.latent_store, self.image_key(sample), f"the latents of {sample.image.path.name}")
 
-    def text(self, text: str, owner: str = "a text") -> TextConditioning:
+    def text(self, text: str | PromptText, owner: str = "a text") -> TextConditioning:
         """Return a text's embeddings as a batch of one, on the CPU; errors name its ``owner``."""
         entry = self._entry(self.texts, self.text_key(text), f"the embeddings of {owner}")
         pooled = entry.get("pooled")

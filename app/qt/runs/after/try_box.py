@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtWidgets import (
     QAbstractSpinBox,
+    QCheckBox,
     QFormLayout,
     QHBoxLayout,
     QLabel,
@@ -45,9 +46,11 @@ class TryBox(QWidget):
         self._candidate: Candidate | None = None
         self._folder = Path()
         self._settings: dict[str, Any] = {}
+        self._is_weighted = False
         self.drawing: RenderJob | None = None
         """Most recent request for an image, or None."""
         self.prompt, self.negative = QPlainTextEdit(), QLineEdit()
+        self.weights = QCheckBox(self.tr("Read (word:1.3) as a weight"))
         self.strength, self.slider = DoubleSpinBox(), Slider(Qt.Orientation.Horizontal)
         self.seed, self.width_box, self.height_box = SpinBox(), SpinBox(), SpinBox()
         self.render_button, self.cancel_button = QPushButton(self.tr("Generate")), QPushButton(self.tr("Cancel"))
@@ -119,6 +122,8 @@ class TryBox(QWidget):
             "seed": self.seed.value(),
             "width": self.width_box.value(),
             "height": self.height_box.value(),
+            # Unless the user chose, the renderer decides, which then reports weights that it does not read.
+            "weights": None if self.weights.isChecked() == self._is_weighted else self.weights.isChecked(),
         }
 
     # --- inside
@@ -132,6 +137,8 @@ class TryBox(QWidget):
         self.prompt.setPlainText(first.prompt)
         self.negative.setText(first.negative)
         self.seed.setValue(min(first.seed, _MAX_SEED))
+        self._is_weighted = bool(job.recipe.weighted_captions)
+        self.weights.setChecked(self._is_weighted if first.weights is None else first.weights)
         side = job.recipe.resolution or 512
         self.width_box.setValue(first.width or side)
         self.height_box.setValue(first.height or side)
@@ -147,6 +154,7 @@ class TryBox(QWidget):
         self.prompt.setTabChangesFocus(True)
         self.prompt.setFixedHeight(3 * self.fontMetrics().lineSpacing() + 14)
         self.negative.setPlaceholderText(self.tr("what to avoid"))
+        self.weights.setToolTip(self.tr(r"Also (word) and [word]. Write brackets that are part of a tag as \(word\)."))
         self.strength.setRange(-_MAX_STRENGTH, _MAX_STRENGTH)
         self.strength.setSingleStep(0.1)
         self.strength.setValue(1.0)
@@ -187,6 +195,7 @@ class TryBox(QWidget):
         form.addRow(self.tr("LoRA"), self.lora)
         form.addRow(self.tr("Prompt"), self.prompt)
         form.addRow(self.tr("Negative prompt"), self.negative)
+        form.addRow("", self.weights)
         form.addRow(self.tr("Strength"), strength)
         form.addRow(self.tr("Seed"), self.seed)
         form.addRow(self.tr("Size"), size)

@@ -162,6 +162,11 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     assert np.array_equal(at[1, 0], pixels(box.image.file)), "the cell of step 200 at 1 is what was tried out"
     assert np.array_equal(at[0, 0], at[2, 0]), "at 0 every step is the base"
     assert not np.array_equal(at[1, 0], at[3, 0]) and not np.array_equal(at[1, 0], at[0, 0])
+    assert box.prompt_settings()["weights"] is None
+    box.weights.click()
+    assert box.prompt_settings()["weights"] is True
+    box.weights.click()
+
     dialog.table.setCurrentCell(1, 3)
     qtbot.mouseClick(dialog.pick_button, Qt.MouseButton.LeftButton)
     assert panel.strip.current().step == 300 and box.strength.value() == 1.0

@@ -228,13 +228,17 @@ def test_decoding_in_tiles_against_the_cpu(family: Family, side: int) -> None:
 
 @FAMILIES
 @pytest.mark.parametrize(
-    ("deterministic", "texts", "weighted"), [(True, 1, False), (False, 8, False), (False, 8, True)]
+    ("deterministic", "texts", "weighted", "by_captions"),
+    [(True, 1, False, False), (False, 8, False, False), (False, 8, True, True), (False, 8, True, False)],
 )
 @pytest.mark.usefixtures("as_on_the_cpu")
-def test_encoding_texts_against_the_cpu(family: Family, deterministic: bool, texts: int, weighted: bool) -> None:
+def test_encoding_texts_against_the_cpu(
+    family: Family, deterministic: bool, texts: int, weighted: bool, by_captions: bool
+) -> None:
     subject = tiny(family, CPU.replaced(deterministic=deterministic))
-    subject = replace(subject, recipe=subject.recipe.replaced(weighted_captions=weighted))
-    (tape,) = other_phases.cache_texts(subject)
+    prompts = (PromptConfig(prompt="a (cat)", weights=True),) if weighted and not by_captions else ()
+    recipe = subject.recipe.replaced(weighted_captions=weighted and by_captions)
+    (tape,) = other_phases.cache_texts(replace(subject, recipe=recipe, previews=prompts))
     encoders = [cast(Any, model) for part, model in tiny_models(family).items() if part.startswith("text")]
     real = most_alive(lambda: encode_texts(family, encoders, [""] * texts, 1, torch.device("cpu"), weighted=weighted))
     ids = texts * 77 * 8  # moved to a card, where they are already on the CPU
