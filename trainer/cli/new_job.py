@@ -41,7 +41,7 @@ def add_commands(commands: Commands) -> None:
         type=Path,
         metavar="FILE",
         help="take all settings from another trainer's file: a configuration of sd-scripts (.toml) or OneTrainer "
-        "(.json), or a script or text file with a command line of sd-scripts",
+        "(.json), settings of kohya_ss (.json), or a script or text file with a command line of sd-scripts",
     )
     new.add_argument(
         "--map",
@@ -121,6 +121,7 @@ def _import(options: argparse.Namespace) -> int:
     if options.images:
         imported.folders = ()
         imported.found.values["dataset.folders"] = [{"path": str(options.images.absolute())}]
+    _require_complete(imported, options.source)
     imported.job(name)
     echo_lines(report_lines(imported))
     lines = "\n".join(table_lines(imported.table(name), ""))
@@ -129,6 +130,15 @@ def _import(options: argparse.Namespace) -> int:
     for path in missing(imported.found.values, folder):
         echo(f"{path} is not on this PC: import the file again with --map OLD=NEW, or change the path in the job.")
     return 0
+
+
+def _require_complete(imported: ImportedJob, source: Path) -> None:
+    """Raise JobError if neither the file nor the command line names a base and images, as with presets of others."""
+    values = imported.found.values
+    if "base.model" not in values:
+        raise JobError("import.base", f"Could not import {source}: it names no base model.", "Add --base MODEL.")
+    if not imported.folders and "dataset.folders" not in values:
+        raise JobError("import.images", f"Could not import {source}: it names no images.", "Add --images FOLDER.")
 
 
 def report_lines(imported: ImportedJob) -> Iterator[str]:
@@ -141,11 +151,15 @@ def report_lines(imported: ImportedJob) -> Iterator[str]:
         if not found:
             continue
         yield f"{title}:"
+        alike: dict[str, list[str]] = {}  # settings that became nothing, by the reason
         for setting in found:
-            ours = ", ".join(f"{key} = {shown(value)}" for key, value in setting.ours.items())
-            yield "  " + "; ".join(
-                part for part in (f"{setting.text}{' → ' if ours else ''}{ours}", setting.note) if part
-            )
+            if setting.ours:
+                ours = ", ".join(f"{key} = {shown(value)}" for key, value in setting.ours.items())
+                yield f"  {setting.text} → {ours}{f'; {setting.note}' if setting.note else ''}"
+            else:
+                alike.setdefault(setting.note, []).append(setting.text)
+        for note, texts in alike.items():
+            yield f"  {', '.join(texts)}{f'; {note}' if note else ''}"
     yield from imported.notes
 
 

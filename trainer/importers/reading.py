@@ -13,6 +13,7 @@ from trainer.errors import JobError
 from trainer.importers.onetrainer.concepts import import_concepts
 from trainer.importers.onetrainer.files import is_config, read_config
 from trainer.importers.sd_scripts.files import read_command, read_toml_job
+from trainer.importers.sd_scripts.kohya_ss import is_kohya_ss, read_kohya_ss
 from trainer.importers.sd_scripts.options import OPTIONS
 from trainer.importers.translation import ImportedJob, Moves
 from trainer.protocol.reading import read_json, read_text, read_toml
@@ -21,8 +22,8 @@ from trainer.protocol.text import printable
 COMMANDS = (".bat", ".cmd", ".ps1", ".sh", ".txt")
 _PATHS = ("base.model", "base.vae", "base.continue_from", "output.runs")
 _READABLE = (
-    "a --config_file .toml of sd-scripts, a script or text file with its command line, or a configuration .json of "
-    "OneTrainer"
+    "a --config_file .toml of sd-scripts, a script or text file with its command line, a .json of kohya_ss, or a "
+    "configuration .json of OneTrainer"
 )
 # Two options that stand in every configuration, so that a file of another program is not taken for one.
 _SURE = {"pretrained_model_name_or_path", "network_module", "train_data_dir", "dataset_config", "network_dim"}
@@ -37,8 +38,12 @@ def read_job(path: Path, family: Family | None = None, moved: Moves = ()) -> Imp
     suffix = path.suffix.lower()
     if suffix in COMMANDS:
         return read_command(read_text(path, "text"), path.parent, family, moved)
-    if suffix == ".json" and is_config(read_json(path, "config")):
-        return read_config(path, moved)
+    if suffix == ".json":
+        data = read_json(path, "config")
+        if is_kohya_ss(data):
+            return read_kohya_ss(path, moved)
+        if is_config(data):
+            return read_config(path, moved)
     names: set[str] = set()
     if suffix == ".toml":
         data = read_toml(path, "config")

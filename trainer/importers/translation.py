@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from trainer.config.field_names import FIELD_NAMES
 from trainer.config.job import SCHEMA, FolderConfig, Job
 from trainer.config.paths import absolute, is_base_path
-from trainer.config.problems import validated
+from trainer.config.problems import problems, validated
 from trainer.config.schema import nearest
 from trainer.config.toml_file import toml_value
 from trainer.dataset.importers import ImportedDataset
@@ -19,6 +22,8 @@ from trainer.errors import JobError
 from trainer.protocol.text import printable
 
 Outcome = Literal["carried", "changed", "unavailable"]
+_OPTIONAL = ("recipe.", "report.", "output.", "fit.")
+_ORDER: Sequence[Outcome] = ("carried", "changed", "unavailable")
 Kind = Literal["whole", "number", "text", "switch", "list", "numbers"]
 _KINDS: Mapping[Kind, str] = {
     "whole": "a whole number",
@@ -55,12 +60,26 @@ class Setting:
     """The values of a job that it became, by dotted key."""
     note: str = ""
     """Why it is not the same here, and what follows from that; empty if it is."""
+    lost: tuple[str, ...] = ()
+    """Arguments within its value that nothing was made of."""
 
     @property
     def text(self) -> str:
         """Return its name and value as one short line; a password or token is not shown."""
         value = "***" if _SECRET.search(self.name) else shown(self.value)
         return f"{printable(self.name, _LONGEST_VALUE)} = {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the outcome of a setting comes from, in a program that starts another one with options of its own."""
+
+    options: tuple[str, ...] = ()
+    """Options that it becomes."""
+    argument: str = ""
+    """The argument of the network that it becomes."""
+    note: str = ""
+    """Why it becomes nothing."""
 
 
 class Translation:
@@ -92,9 +111,9 @@ class Translation:
         """Set values of the job that mean the same as these options, whose names are separated by spaces."""
         self._record(names, "carried", ours)
 
-    def change(self, names: str, ours: Mapping[str, Any], note: str) -> None:
+    def change(self, names: str, ours: Mapping[str, Any], note: str, lost: Iterable[str] = ()) -> None:
         """Set values of the job that do not mean quite the same; `note` says why, and what follows from that."""
-        self._record(names, "changed", ours, note)
+        self._record(names, "changed", ours, note, tuple(lost))
 
     def lack(self, names: str, note: str) -> None:
         """Record that there is nothing like these options here; `note` names what comes nearest."""
@@ -108,19 +127,55 @@ class Translation:
             hint = f"; did you mean {near}?" if near and name not in self._options else ""
             self.lack(name, f"{self.program} has no setting of this name{hint}")
 
+    def leave_out(self, problem: str) -> bool:
+        """Leave out the value that a problem of the job is about, and report its setting as changed.
+
+        `problem` is "key: reason". Returns False if the value is none that a job can do without.
+        """
+        where, _, reason = problem.partition(": ")
+        key = next((key for key in self.values if f"{where}.".startswith(f"{key}.")), None)
+        if key is None or not key.startswith(_OPTIONAL):
+            return False
+        del self.values[key]
+        for place, setting in enumerate(self.settings):
+            if key in setting.ours:
+                ours = {name: value for name, value in setting.ours.items() if name != key}
+                note = "; ".join(filter(None, (setting.note, f"{key} {reason}; the default is used")))
+                lost = (*setting.lost, *_called(key))
+                self.settings[place] = replace(setting, outcome="changed", ours=ours, note=note, lost=lost)
+        return True
+
     def of(self, outcome: Outcome) -> list[Setting]:
         """Return the settings with an outcome, in the order of the file."""
         order = [*self._stated]
         found = [setting for setting in self.settings if setting.outcome == outcome]
         return sorted(found, key=lambda setting: order.index(setting.name))
 
-    def _record(self, names: str, outcome: Outcome, ours: Mapping[str, Any], note: str = "") -> None:
+    def restate(
+        self,
+        program: str,
+        stated: Mapping[str, Any],
+        origins: Mapping[str, Origin],
+        options: Mapping[str, Option],
+    ) -> None:
+        """Report the settings of a program that starts this one, in place of the options that it passes on."""
+        found = {setting.name: setting for setting in self.settings}
+        self.program, self._stated, self._options, self.settings = program, dict(stated), options, []
+        for name, value in stated.items():
+            if origin := origins.get(name):
+                outcome, ours, note = _restated(origin, value, found)
+                self.settings.append(Setting(name, value, outcome, ours, note))
+        self.finish()
+
+    def _record(
+        self, names: str, outcome: Outcome, ours: Mapping[str, Any], note: str = "", lost: tuple[str, ...] = ()
+    ) -> None:
         self.values.update(ours)
         for name in names.split():
             if name in self._stated:
                 if any(setting.name == name for setting in self.settings):
                     raise ValueError(f"{name} already has an outcome")
-                self.settings.append(Setting(name, self._stated[name], outcome, ours, note))
+                self.settings.append(Setting(name, self._stated[name], outcome, ours, note, lost))
 
     def _typed(self, name: str, value: Any) -> Any:
         """Return a value with its option's type; texts of numbers are read as such, as GUIs write them."""
@@ -134,6 +189,29 @@ class Translation:
         except (ValueError, TypeError, OverflowError):
             sentence = f"{name} must be {_KINDS[kind]}, not {shown(value)}."
             raise JobError("import.value", sentence, f"Correct it in {self.program}'s file.") from None
+
+
+def _called(key: str) -> tuple[str, ...]:
+    """Return the names of a key in all programs."""
+    return (key.rpartition(".")[2], *FIELD_NAMES.get(key, ()))
+
+
+_OFF: Sequence[Any] = (None, False, "", 0, "0", [])
+
+
+def _restated(origin: Origin, value: Any, found: Mapping[str, Setting]) -> tuple[Outcome, dict[str, Any], str]:
+    """Return the outcome, values and note of a setting from those of the options that it became."""
+    if origin.note:
+        return ("carried", {}, "") if value in _OFF else ("changed", {}, origin.note)
+    if origin.argument:
+        whole = found.get("network_args", Setting("network_args", None, "carried"))
+        if origin.argument in whole.lost:
+            return "unavailable", {}, "there is nothing like it here"
+        return "carried", {key: made for key, made in whole.ours.items() if origin.argument in _called(key)}, ""
+    settings = [found[option] for option in origin.options if option in found]
+    outcome: Outcome = max((setting.outcome for setting in settings), key=_ORDER.index, default="carried")
+    ours = {key: value for setting in settings for key, value in setting.ours.items()}
+    return outcome, ours, "; ".join(dict.fromkeys(setting.note for setting in settings if setting.note))
 
 
 def shown(value: Any) -> str:
@@ -174,6 +252,19 @@ class ImportedJob:
             folders = [folder.model_dump(mode="json", exclude_defaults=True) for folder in self.folders]
             table.setdefault("dataset", {})["folders"] = folders
         return table
+
+    def settle(self) -> None:
+        """Leave out values that Impasto does not allow, or not together; those of base and dataset stay."""
+        source = {"base": {"model": "own/er"}, "dataset": {"folders": [{"path": "images"}]}}
+        while True:
+            try:
+                Job.model_validate({**self.table("any"), **source})
+            except ValidationError as error:
+                # One at a time: of two that exclude each other, the other can stay.
+                if not any(self.found.leave_out(problem) for problem in problems(error, Job)):
+                    return
+            else:
+                return
 
     def job(self, name: str) -> Job:
         """Return the job; raises JobError for values that are invalid here."""

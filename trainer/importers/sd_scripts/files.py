@@ -126,15 +126,18 @@ def _words(line: str, is_windows: bool) -> list[str]:
         ) from None
 
 
-def read_options(stated: Mapping[str, Any], folder: Path, family: Family | None, moved: Moves) -> ImportedJob:
-    """Read a job from options, whose paths are relative to `folder`."""
+def read_options(
+    stated: Mapping[str, Any], folder: Path, family: Family | None, moved: Moves, prompts: str | None = None
+) -> ImportedJob:
+    """Read a job from options, whose paths are relative to `folder`; `prompts` are lines as in a prompt file."""
     here = {name: _path_here(value, folder, moved) if name in PATHS else value for name, value in stated.items()}
     found = translate(here, family or _family_of(here.get("pretrained_model_name_or_path"), folder))
     imported = ImportedJob(found)
     _read_dataset(found, folder, imported, moved)
-    _read_prompts(found, folder)
+    _read_prompts(found, folder, prompts)
     found.carry("config_file", {})
     found.finish()
+    imported.settle()
     return imported
 
 
@@ -195,7 +198,7 @@ def _folders(root: str | None, folder: Path, kind: str) -> Iterator[dict[str, An
             yield {"path": str(inside), "kind": kind, "repeats": int(parts[1]), "class_words": parts[2] or None}
 
 
-def _read_prompts(found: Translation, folder: Path) -> None:
+def _read_prompts(found: Translation, folder: Path, prompts: str | None) -> None:
     sampler = _sampler(found["sample_sampler"]) or "euler"
     name = found["sample_prompts"]
     if name and not (folder / name).is_file():
@@ -204,10 +207,10 @@ def _read_prompts(found: Translation, folder: Path) -> None:
     if name and not name.lower().endswith(".txt"):
         found.lack("sample_prompts sample_sampler", "only prompts in a .txt file are read")
         return
-    lines = read_text(folder / name, "text").splitlines() if name else ()
+    lines = (read_text(folder / name, "text") if name else prompts or "").splitlines()
     texts = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    prompts = [prompt_of(text, sampler) for text in texts[:MOST_PROMPTS]]
-    values = {"report.previews.prompts": prompts} if prompts else {}
+    previews = [prompt_of(text, sampler) for text in texts[:MOST_PROMPTS]]
+    values = {"report.previews.prompts": previews} if previews else {}
     if len(texts) > MOST_PROMPTS:
         found.change("sample_prompts sample_sampler", values, f"only the first {MOST_PROMPTS} prompts are used")
     else:

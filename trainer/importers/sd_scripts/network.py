@@ -12,7 +12,10 @@ from trainer.config.methods import ADAPTERS
 from trainer.importers.translation import Translation, named_values, shown
 
 _DEFAULT_RANK = 4  # of networks/lora.py
-_MODULES = {"networks.lora": "lora", "lycoris.kohya": "lora"}
+MOST_RANK = 1024
+_MOST_NOTE = f"ranks are at most {MOST_RANK} here, and alpha has the same ratio to it"
+_OFF = (None, False, 0, "", "False", "false")
+_MODULES = {"networks.lora": "lora", "networks.loha": "loha", "networks.lokr": "lokr", "lycoris.kohya": "lora"}
 _NEAREST = {
     "networks.lora_fa": "networks.lora_fa trains only half of each LoRA; a whole LoRA is trained",
     "networks.dylora": "networks.dylora trains all ranks up to network_dim at once; one rank is trained",
@@ -50,8 +53,13 @@ def read_network(found: Translation, family: Family | None) -> None:
     arguments = named_values(found["network_args"])
     rank = found["network_dim"] or _DEFAULT_RANK
     alpha = found["network_alpha"] or rank  # 0 is the rank
-    found.carry("network_dim", {"recipe.rank": rank})
-    found.carry("network_alpha", {"recipe.alpha": alpha})
+    if rank > MOST_RANK:  # users of LyCORIS write 100000 for a LoKr of whole matrices, which has no scale
+        alpha = MOST_RANK if arguments.get("algo") == "lokr" else alpha * MOST_RANK / rank
+        rank = MOST_RANK
+        found.change("network_dim network_alpha", {"recipe.rank": rank, "recipe.alpha": alpha}, _MOST_NOTE)
+    else:
+        found.carry("network_dim", {"recipe.rank": rank})
+        found.carry("network_alpha", {"recipe.alpha": alpha})
     found.carry("network_dropout", {"recipe.dropout": found["network_dropout"] or 0.0})
     norm = found["scale_weight_norms"]
     found.carry("scale_weight_norms", {"recipe.max_weight_norm": norm} if norm else {})
@@ -60,7 +68,8 @@ def read_network(found: Translation, family: Family | None) -> None:
     is_lycoris = found["network_module"] == "lycoris.kohya"
     values, lost = _Arguments(found, arguments, family, (rank, alpha) if is_lycoris else None).read()
     if lost:
-        found.change("network_args", values, f"not available: {', '.join(lost)}")
+        listed = ", ".join(f"{name} = {shown(value)}" for name, value in lost.items())
+        found.change("network_args", values, f"not available: {listed}", lost)
     else:
         found.carry("network_args", values)
 
@@ -76,9 +85,11 @@ def _module(found: Translation, arguments: dict[str, Any]) -> None:
     if module == "lycoris.kohya":
         algorithm = str(arguments.pop("algo", "lora")).lower()
         kind = value_called("recipe.adapter", algorithm) or algorithm
-        if _is_on(arguments.pop("dora_wd", False)) and kind == "lora":
+        if kind == "lora" and _is_on(arguments.pop("dora_wd", False)):
             kind = "dora"
-        arguments.pop("wd_on_output", None)
+            if _is_on(arguments.pop("wd_on_output", True)):
+                found.change("network_module", {"recipe.adapter": "dora"}, "its magnitudes are those of inputs here")
+                return
     if kind not in ADAPTERS:
         found.change("network_module", {"recipe.adapter": "lora"}, f"algo = {shown(kind)} is not available; a LoRA is")
     else:
@@ -102,7 +113,7 @@ class _Arguments:
         self._lycoris = lycoris
         self._values: dict[str, Any] = {}
 
-    def read(self) -> tuple[dict[str, Any], list[str]]:
+    def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the values of the job, and the arguments that nothing was made of."""
         if self._lycoris is None:
             self._convolutions()
@@ -113,7 +124,7 @@ class _Arguments:
         blocks = list(self._blocks())
         if blocks:
             self._values["recipe.blocks"] = blocks
-        return self._values, [f"{name} = {shown(value)}" for name, value in self._left.items()]
+        return self._values, {name: value for name, value in self._left.items() if value not in _OFF}
 
     def _take(self, name: str, kind: Literal["whole", "number"] = "number") -> Any:
         """Take an argument that is a number; 0 is off everywhere, and is returned as None."""
@@ -134,7 +145,8 @@ class _Arguments:
         self._values["recipe.layers"] = layers or "all"
         own = self._take("conv_dim", "whole") or rank, self._take("conv_alpha") or alpha
         if self._values["recipe.layers"] == "all":
-            self._values["recipe.conv_rank"], self._values["recipe.conv_alpha"] = own
+            most = (MOST_RANK, MOST_RANK) if own[0] > MOST_RANK else own
+            self._values["recipe.conv_rank"], self._values["recipe.conv_alpha"] = most
 
     def _lora_plus(self) -> None:
         """Read the ratios of LoRA+, of which 0 means off; the UNet's is used for all parts."""

@@ -277,13 +277,18 @@ def _images(found: Translation, family: Family | None) -> None:
     else:
         found.carry("resolution", {"recipe.resolution": sides[0]} if sides else {})
     values: dict[str, Any] = {"recipe.images.buckets": found["enable_bucket"]}
+    step = found["bucket_reso_steps"]
     if found["enable_bucket"]:
-        values["recipe.images.bucket_step"] = found["bucket_reso_steps"]
+        values["recipe.images.bucket_step"] = max(math.ceil(step / 8) * 8, 8)
         values["recipe.images.max_upscale"] = 1.0 if found["bucket_no_upscale"] else 16.0
         if not found["bucket_no_upscale"]:  # which ignores both, as sd-scripts says
             values["recipe.images.bucket_min"] = found["min_bucket_reso"]
             values["recipe.images.bucket_max"] = found["max_bucket_reso"]
-    found.carry("enable_bucket bucket_reso_steps bucket_no_upscale min_bucket_reso max_bucket_reso", values)
+    found.carry("enable_bucket bucket_no_upscale min_bucket_reso max_bucket_reso", values)
+    if found["enable_bucket"] and step % 8:
+        found.change("bucket_reso_steps", {}, "sides are multiples of 8, as those of latents are")
+    else:
+        found.carry("bucket_reso_steps", {})
     found.carry("flip_aug", {"recipe.images.flip": found["flip_aug"]})
     found.carry("color_aug", {"recipe.images.color_jitter": True} if found["color_aug"] else {})
     found.carry("random_crop", {"recipe.images.crop": "random" if found["random_crop"] else "center"})
