@@ -171,7 +171,7 @@ def import_dataset(path: Path) -> ImportedDataset:
 
     Raises DatasetError if the file is unreadable, lists no image folder, or has invalid values.
     """
-    return imported_by(_read_kohya, path)
+    return imported_by(lambda file: read_tables(read_toml(file, "list"), file.parent), path)
 
 
 def imported_by(read: Callable[[Path], ImportedDataset], path: Path) -> ImportedDataset:
@@ -193,13 +193,13 @@ def imported_by(read: Callable[[Path], ImportedDataset], path: Path) -> Imported
     return imported
 
 
-def _read_kohya(path: Path) -> ImportedDataset:
-    data = read_toml(path, "list")
+def read_tables(data: Table, folder: Path) -> ImportedDataset:
+    """Return what the tables of kohya's dataset TOML state, with paths relative to `folder`."""
     imported = ImportedDataset()
     for dataset in data.get("datasets", []):
         for subset in dataset.get("subsets", []):
             # The inner level wins, as in sd-scripts.
-            _read_subset({**data.get("general", {}), **dataset, **subset}, path.parent, imported)
+            _read_subset({**data.get("general", {}), **dataset, **subset}, folder, imported)
     return imported
 
 

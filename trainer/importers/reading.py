@@ -12,6 +12,7 @@ from trainer.dataset.importers import ImportedDataset, import_dataset
 from trainer.errors import JobError
 from trainer.importers.onetrainer.concepts import import_concepts
 from trainer.importers.onetrainer.files import is_config, read_config
+from trainer.importers.sd_scripts.easy_training import is_easy_training, read_easy_training
 from trainer.importers.sd_scripts.files import read_command, read_toml_job
 from trainer.importers.sd_scripts.kohya_ss import is_kohya_ss, read_kohya_ss
 from trainer.importers.sd_scripts.options import OPTIONS
@@ -22,8 +23,8 @@ from trainer.protocol.text import printable
 COMMANDS = (".bat", ".cmd", ".ps1", ".sh", ".txt")
 _PATHS = ("base.model", "base.vae", "base.continue_from", "output.runs")
 _READABLE = (
-    "a --config_file .toml of sd-scripts, a script or text file with its command line, a .json of kohya_ss, or a "
-    "configuration .json of OneTrainer"
+    "a --config_file .toml of sd-scripts, a script or text file with its command line, a .json of kohya_ss, a .toml of "
+    "LoRA_Easy_Training_Scripts, or a configuration .json of OneTrainer"
 )
 # Two options that stand in every configuration, so that a file of another program is not taken for one.
 _SURE = {"pretrained_model_name_or_path", "network_module", "train_data_dir", "dataset_config", "network_dim"}
@@ -47,6 +48,8 @@ def read_job(path: Path, family: Family | None = None, moved: Moves = ()) -> Imp
     names: set[str] = set()
     if suffix == ".toml":
         data = read_toml(path, "config")
+        if is_easy_training(data):
+            return read_easy_training(path, moved)
         names = {*data, *(name for table in data.values() if isinstance(table, dict) for name in table)}
         if len(names & _SURE) > 1 and len(names & OPTIONS.keys()) > 2:
             return read_toml_job(path, family, moved)

@@ -14,7 +14,7 @@ from trainer.config.base import Family
 from trainer.config.field_names import value_called
 from trainer.config.methods import SAMPLERS
 from trainer.config.paths import absolute, is_base_path
-from trainer.dataset.importers import import_dataset, read_kohya_metadata
+from trainer.dataset.importers import ImportedDataset, import_dataset, read_kohya_metadata
 from trainer.errors import BaseModelError, JobError
 from trainer.files.identify import identify_base
 from trainer.importers.sd_scripts.options import PATHS
@@ -127,13 +127,21 @@ def _words(line: str, is_windows: bool) -> list[str]:
 
 
 def read_options(
-    stated: Mapping[str, Any], folder: Path, family: Family | None, moved: Moves, prompts: str | None = None
+    stated: Mapping[str, Any],
+    folder: Path,
+    family: Family | None,
+    moved: Moves,
+    prompts: str | None = None,
+    dataset: ImportedDataset | None = None,
 ) -> ImportedJob:
-    """Read a job from options, whose paths are relative to `folder`; `prompts` are lines as in a prompt file."""
+    """Read a job from options, whose paths are relative to `folder`.
+
+    A GUI may have the `prompts` of previews, as the lines of a prompt file, and the `dataset` in its own file.
+    """
     here = {name: _path_here(value, folder, moved) if name in PATHS else value for name, value in stated.items()}
     found = translate(here, family or _family_of(here.get("pretrained_model_name_or_path"), folder))
     imported = ImportedJob(found)
-    _read_dataset(found, folder, imported, moved)
+    _read_dataset(found, folder, imported, moved, dataset)
     _read_prompts(found, folder, prompts)
     found.carry("config_file", {})
     found.finish()
@@ -161,10 +169,13 @@ def _family_of(base: Any, folder: Path) -> Family | None:
     return None
 
 
-def _read_dataset(found: Translation, folder: Path, imported: ImportedJob, moved: Moves) -> None:
+def _read_dataset(
+    found: Translation, folder: Path, imported: ImportedJob, moved: Moves, dataset: ImportedDataset | None
+) -> None:
     names = "train_data_dir reg_data_dir in_json dataset_repeats conditioning_data_dir"
     if found["dataset_config"]:
         dataset = import_dataset(folder / found["dataset_config"])
+    if dataset:
         found.carry("dataset_config", {**dataset.settings, **{f"dataset.{k}": v for k, v in dataset.dataset.items()}})
         found.lack(names, "dataset_config takes precedence in sd-scripts")
         imported.add_dataset(dataset, moved)
