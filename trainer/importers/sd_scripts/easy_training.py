@@ -63,7 +63,7 @@ def read_easy_training(path: Path, moved: Moves = ()) -> ImportedJob:
         _refuse(path, "it trains Flux, not SD 1.5 or SDXL")
     family: Family = "sdxl" if stated.get("sdxl") else "sd15"
     imported = read_options(_options(stated), path.parent, family, moved, dataset=_dataset(data, path))
-    restated = {**stated, **{name: data[name] for name in ("subsets", "train_mode") if name in data}}
+    restated = stated | {name: data[name] for name in ("subsets", "train_mode") if name in data}
     imported.found.restate(PROGRAM, restated, _origins(stated), _NAMES)
     return imported
 
