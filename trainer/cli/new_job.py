@@ -41,8 +41,8 @@ def add_commands(commands: Commands) -> None:
         type=Path,
         metavar="FILE",
         help="take all settings from another trainer's file: a configuration of sd-scripts (.toml) or OneTrainer "
-        "(.json), settings of kohya_ss (.json) or LoRA_Easy_Training_Scripts (.toml), or a script or text file with a "
-        "command line of sd-scripts",
+        "(.json), settings of kohya_ss (.json) or LoRA_Easy_Training_Scripts (.toml), a LoRA (.safetensors), or a "
+        "script or text file with a command line of sd-scripts",
     )
     new.add_argument(
         "--map",

@@ -15,6 +15,7 @@ from trainer.importers.onetrainer.files import is_config, read_config
 from trainer.importers.sd_scripts.easy_training import is_easy_training, read_easy_training
 from trainer.importers.sd_scripts.files import read_command, read_toml_job
 from trainer.importers.sd_scripts.kohya_ss import is_kohya_ss, read_kohya_ss
+from trainer.importers.sd_scripts.metadata import read_lora
 from trainer.importers.sd_scripts.options import OPTIONS
 from trainer.importers.translation import ImportedJob, Moves
 from trainer.protocol.reading import read_json, read_text, read_toml
@@ -24,7 +25,7 @@ COMMANDS = (".bat", ".cmd", ".ps1", ".sh", ".txt")
 _PATHS = ("base.model", "base.vae", "base.continue_from", "output.runs")
 _READABLE = (
     "a --config_file .toml of sd-scripts, a script or text file with its command line, a .json of kohya_ss, a .toml of "
-    "LoRA_Easy_Training_Scripts, or a configuration .json of OneTrainer"
+    "LoRA_Easy_Training_Scripts, a configuration .json of OneTrainer, or a LoRA"
 )
 # Two options that stand in every configuration, so that a file of another program is not taken for one.
 _SURE = {"pretrained_model_name_or_path", "network_module", "train_data_dir", "dataset_config", "network_dim"}
@@ -39,6 +40,8 @@ def read_job(path: Path, family: Family | None = None, moved: Moves = ()) -> Imp
     suffix = path.suffix.lower()
     if suffix in COMMANDS:
         return read_command(read_text(path, "text"), path.parent, family, moved)
+    if suffix == ".safetensors":
+        return read_lora(path)
     if suffix == ".json":
         data = read_json(path, "config")
         if is_kohya_ss(data):

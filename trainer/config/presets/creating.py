@@ -200,7 +200,7 @@ def preset_of_lora(path: Path) -> CreatedPreset:
             "Choose a LoRA for SD 1.5 or SDXL.",
         )
     metadata = identity.metadata
-    own = _own_recipe(metadata)
+    own = own_recipe(metadata)
     mapped = Conversion(own) if own is not None else _mapped(identity, family)
     stated = set(_leaves(mapped.recipe, ""))
     not_found = [] if own is not None else [key for key in _expected_keys(family) if key not in stated]
@@ -253,7 +253,7 @@ def _mapped(identity: LoraIdentity, family: Family) -> Conversion:
     return recipe_of_metadata(identity.metadata, parts)
 
 
-def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
+def own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the recipe stored in a LoRA made by Impasto, or None; invalid keys are removed and reported later."""
     text = metadata.get(RECIPE_KEY)
     if text is None or len(text) > _LONGEST:

@@ -152,7 +152,7 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
     """Convert rank, scale, layers, dropouts and norms; a rank missing from the metadata is read from the tensors."""
     arguments = _json(values.get("ss_network_args"))
     arguments = arguments if isinstance(arguments, dict) else {}
-    _adapter(arguments, mapped)
+    _adapter(values.get("ss_network_module", ""), arguments, mapped)
     rank = _whole(values.get("ss_network_dim"))
     if rank is None and parts.ranks:
         rank = parts.ranks[-1]
@@ -177,13 +177,16 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
     mapped.notes.extend(f"ss_network_args.{_short(key)}: not supported" for key in list(arguments)[:20])
 
 
+_ALGORITHMS = {"networks.loha": "loha", "networks.lokr": "lokr", "networks.oft": "oft"}
 # Arguments of lycoris.kohya and their defaults.
 _LYCORIS_SWITCHES = {"dora_wd": False, "wd_on_output": True}
 
 
-def _adapter(arguments: dict[str, Any], mapped: Conversion) -> None:
-    """Convert the algorithm of lycoris.kohya; files of other modules have none."""
-    algorithm = str(arguments.pop("algo", "lora")).lower()
+def _adapter(module: str, arguments: dict[str, Any], mapped: Conversion) -> None:
+    """Convert the algorithm, which lycoris.kohya has among its arguments, and sd-scripts as modules."""
+    algorithm = str(arguments.pop("algo", _ALGORITHMS.get(module, "lora"))).lower()
+    if module == "networks.oft":
+        mapped.notes.append("ss_network_dim: the number of blocks there; here the rank is their size")
     on = {name: str(arguments.pop(name, default)).lower() == "true" for name, default in _LYCORIS_SWITCHES.items()}
     kind = value_called("recipe.adapter", algorithm) or algorithm
     if on["dora_wd"]:

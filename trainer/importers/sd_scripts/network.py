@@ -19,7 +19,6 @@ _MODULES = {"networks.lora": "lora", "networks.loha": "loha", "networks.lokr": "
 _NEAREST = {
     "networks.lora_fa": "networks.lora_fa trains only half of each LoRA; a whole LoRA is trained",
     "networks.dylora": "networks.dylora trains all ranks up to network_dim at once; one rank is trained",
-    "networks.oft": 'networks.oft has a format of its own; a LoRA is trained, and adapter = "oft" is LyCORIS\'s',
 }
 # LyCORIS's "full" also trains four layers at the UNet's ends, which no plain LoRA has.
 _PRESETS = {"full": "all", "full-lin": "linear", "attn-mlp": "linear", "attn-only": "attention"}
@@ -77,6 +76,10 @@ def read_network(found: Translation, family: Family | None) -> None:
 def _module(found: Translation, arguments: dict[str, Any]) -> None:
     """Read the kind of adapter, which LyCORIS has among its arguments."""
     module = found["network_module"] or "networks.lora"
+    if module == "networks.oft":
+        note = "this OFT is that of LyCORIS: the rank is the size of its blocks, and there their number"
+        found.change("network_module", {"recipe.adapter": "oft"}, note)
+        return
     kind = _MODULES.get(module)
     if kind is None:
         note = _NEAREST.get(module, f"{shown(module)} is not run; a LoRA is trained")

@@ -81,17 +81,30 @@ def _rates(found: Translation, family: Family | None) -> None:
         encoders["recipe.text_encoder_2.learning_rate"] = listed[-1]
     own = {"recipe.learning_rate": unet}
     found.carry("unet_lr network_train_text_encoder_only", own)
-    found.carry("text_encoder_lr network_train_unet_only", encoders)
+    _, name = _optimizer_name(found)
+    method = OPTIMIZERS[name].method if name else None
+    if method and method.one_rate and unet and any(rate not in (0, unet) for rate in encoders.values()):
+        encoders = {key: unet if rate else 0.0 for key, rate in encoders.items()}
+        note = f"{method.title} finds one rate for all parts"
+        found.change("text_encoder_lr network_train_unet_only", encoders, note)
+    else:
+        found.carry("text_encoder_lr network_train_unet_only", encoders)
     common_of = {**(own if found["unet_lr"] is None else {}), **({} if found["text_encoder_lr"] else encoders)}
     found.carry("learning_rate", common_of)
 
 
-def _optimizer(found: Translation, _: Family | None) -> None:
+def _optimizer_name(found: Translation) -> tuple[str, str | None]:
+    """Return the optimizer's class as the file has it, and its name here, if there is one."""
     text = found["optimizer_type"] or "AdamW"
     text = "AdamW8bit" if found["use_8bit_adam"] else "Lion" if found["use_lion_optimizer"] else text
-    names = "optimizer_type use_8bit_adam use_lion_optimizer"
     word = text.rpartition(".")[2].lower()
-    name = word if word in OPTIMIZERS else value_called("recipe.optimizer.name", word)
+    return text, word if word in OPTIMIZERS else value_called("recipe.optimizer.name", word)
+
+
+def _optimizer(found: Translation, _: Family | None) -> None:
+    text, name = _optimizer_name(found)
+    word = text.rpartition(".")[2].lower()
+    names = "optimizer_type use_8bit_adam use_lion_optimizer"
     arguments = named_values(found["optimizer_args"])
     if name is None and word in OTHERS:
         known = {key: value for key, value in arguments.items() if key in OTHERS[word].arguments and is_argument(value)}
