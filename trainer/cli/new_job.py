@@ -52,6 +52,12 @@ def add_commands(commands: Commands) -> None:
         metavar="OLD=NEW",
         help="with --from: the folder NEW of this PC has what the folder OLD had on the other one; repeatable",
     )
+    new.add_argument(
+        "--write-captions",
+        action="store_true",
+        help="with --from: write captions that the other trainer has in one file for all images into a file beside "
+        "each image that has none",
+    )
     new.add_argument("--trigger", help="the word that will trigger the LoRA in prompts")
     new.add_argument("--recipe", metavar="PRESET", help="use the recipe of this preset; `presets list` lists them")
     new.add_argument(
@@ -128,6 +134,7 @@ def _import(options: argparse.Namespace) -> int:
     lines = "\n".join(table_lines(imported.table(name), ""))
     head = f"# Read from {imported.found.program}'s {options.source.name} by Impasto. Paths are relative to this file."
     _write(target, f"{head}\n{lines}\n")
+    _write_captions(imported, write=options.write_captions)
     for path in missing(imported.found.values, folder):
         echo(f"{path} is not on this PC: import the file again with --map OLD=NEW, or change the path in the job.")
     return 0
@@ -140,6 +147,26 @@ def _require_complete(imported: ImportedJob, source: Path) -> None:
         raise JobError("import.base", f"Could not import {source}: it names no base model.", "Add --base MODEL.")
     if not imported.folders and "dataset.folders" not in values:
         raise JobError("import.images", f"Could not import {source}: it names no images.", "Add --images FOLDER.")
+
+
+def _write_captions(imported: ImportedJob, *, write: bool) -> None:
+    """Write the captions that are in one file beside their images, or say how to do so; existing files are kept."""
+    from trainer.dataset.caption_files import SUFFIXES
+
+    (suffix, *_) = imported.found.values.get("dataset.caption_sources") or [".txt"]
+    suffix = suffix if suffix in SUFFIXES else ".txt"
+    absent = {image.with_suffix(suffix): lines for image, lines in imported.captions.items()}
+    absent = {file: lines for file, lines in absent.items() if not file.exists()}
+    if absent and not write:
+        echo(
+            f"Captions not imported: {len(absent):,}. They are in one file for all images; delete the job and import "
+            "it again with --write-captions to write them beside the images."
+        )
+        return
+    for file, lines in absent.items():
+        files.write_text(file, "\n".join(lines) + "\n")
+    if absent:
+        echo(f"Captions written beside their images: {len(absent):,}.")
 
 
 def report_lines(imported: ImportedJob) -> Iterator[str]:

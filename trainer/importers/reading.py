@@ -47,7 +47,9 @@ def read_job(path: Path, family: Family | None = None, moved: Moves = ()) -> Imp
         if is_kohya_ss(data):
             return read_kohya_ss(path, moved)
         if is_config(data):
-            return read_config(path, moved)
+            imported = read_config(path, moved)
+            imported.settle()
+            return imported
     names: set[str] = set()
     if suffix == ".toml":
         data = read_toml(path, "config")

@@ -145,6 +145,71 @@ def test_a_command_in_a_script_is_found_among_other_lines(tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "a.sh",
+            "#!/bin/bash\nexport dim=6  # rank\nOUT='my cat'\npython train_network.py --network_dim=${dim} "
+            '\\\n --output_name="$OUT" --caption_prefix=$GONE # done\n',
+        ),
+        (
+            "a.ps1",
+            '$dim = 6 # rank\n$OUT = "my cat"\npython train_network.py --network_dim=$dim `\n'
+            ' --output_name="$OUT" --caption_prefix=$GONE\n',
+        ),
+        (
+            "a.bat",
+            'set dim=6\nset "OUT=my cat"\npython train_network.py --network_dim=%dim% ^\n'
+            ' --output_name="%OUT%" --caption_prefix=%GONE%\n',
+        ),
+    ],
+)
+def test_variables_that_a_script_sets_are_filled_in(name: str, text: str, tmp_path: Path) -> None:
+    found = read_job(write(tmp_path / name, text)).found
+    assert (found["network_dim"], found["output_name"]) == (6, "my cat")
+    assert "GONE" in found["caption_prefix"]
+
+
+def test_a_lora_plus_ratio_of_the_text_encoders_alone_is_reported(tmp_path: Path) -> None:
+    text = NETWORK + 'network_args = ["loraplus_unet_lr_ratio=16", "loraplus_text_encoder_lr_ratio=4"]\n'
+    found = read_job(write(tmp_path / "c.toml", text)).found
+    assert found.values["recipe.lora_plus_ratio"] == 16
+    (setting,) = [each for each in found.of("changed") if each.name == "network_args"]
+    assert "loraplus_text_encoder_lr_ratio = 4" in setting.note
+
+
+def test_captions_of_a_metadata_file_are_written_beside_their_images_if_asked(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = photographs(here / "images", count=2)
+    (pictures / "astronaut.txt").unlink()
+    captions = {"astronaut": {"caption": "a suit", "tags": "flag"}, "chelsea": {"caption": "new"}}
+    write(here / "meta.json", json.dumps(captions))
+    config = 'pretrained_model_name_or_path = "a/b"\ntrain_data_dir = "images"\nin_json = "meta.json"\n'
+    write(here / "c.toml", NETWORK + config + 'caption_extension = ".txt"\n')
+    assert cli.main(["new", "x", "--from", "c.toml"]) == 0
+    assert "Captions not imported: 1." in capsys.readouterr().out
+    assert not (pictures / "astronaut.txt").exists()
+    assert cli.main(["new", "y", "--from", "c.toml", "--write-captions"]) == 0
+    assert (pictures / "astronaut.txt").read_text("utf-8") == "a suit, flag\n"
+    assert (pictures / "chelsea.txt").read_text("utf-8") == "a cat, close-up, whiskers\n"  # was there before
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"astronaut": 3}', '{"astronaut": {"caption": 3}}', "{"])
+def test_a_metadata_file_without_captions_is_explained(
+    text: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "meta.json", text)
+    photographs(here / "images", count=1)
+    base = 'pretrained_model_name_or_path = "a/b"\ntrain_data_dir = "images"\nin_json = "meta.json"\n'
+    write(here / "c.toml", NETWORK + base)
+    assert cli.main(["new", "x", "--from", "c.toml"]) == 2
+    said = capsys.readouterr().err
+    assert "meta.json" in said
+    assert "What to do: " in said
+
+
 def test_arguments_pasted_one_a_line_are_read(tmp_path: Path) -> None:
     pasted = write(tmp_path / "a.txt", "python sdxl_train_network.py\n--network_dim 6\n  --enable_bucket\nbye\n")
     found = read_job(pasted).found

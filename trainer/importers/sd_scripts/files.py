@@ -15,12 +15,12 @@ from trainer.config.field_names import value_called
 from trainer.config.methods import SAMPLERS
 from trainer.config.paths import absolute, is_base_path
 from trainer.dataset.importers import ImportedDataset, import_dataset, read_kohya_metadata
-from trainer.errors import BaseModelError, JobError
+from trainer.errors import BaseModelError, DatasetError, JobError
 from trainer.files.identify import identify_base
 from trainer.importers.sd_scripts.options import PATHS
 from trainer.importers.sd_scripts.recipe import translate
 from trainer.importers.translation import ImportedJob, Moves, Translation, relocated
-from trainer.protocol.reading import read_text, read_toml
+from trainer.protocol.reading import read_text, read_toml, reason_of
 from trainer.protocol.text import printable
 
 _SCRIPTS: Mapping[str, Family] = {"train_network": "sd15", "sdxl_train_network": "sdxl"}
@@ -28,6 +28,9 @@ _SCRIPT = re.compile(r"(?:.*[/\\])?(\w+_train_network|train_network)(?:\.py)?")
 _CONTINUED = re.compile(r"[\\^`][ \t]*\r?\n")
 _OF_WINDOWS = re.compile(r"[\^`][ \t]*\r?\n|\\\w")
 """What only commands for cmd and PowerShell have: their continued lines, and paths with backslashes."""
+_ASSIGNED = re.compile(r"""\s*(?:export\s+|set\s+"?|\$env:|\$)?([A-Za-z_]\w{0,60})\s*=\s*(.{1,300})""", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$(?:env:)?\{?(\w{1,61})\}?|%(\w{1,61})%")
+_LONGEST_LINE = 100_000
 _ENDS = {"&&", "||", "|", ";", "&", ">", ">>", "2>&1"}
 """Words of a shell after which the arguments are over."""
 _NUMBERED = re.compile(r"(\d+)_(.*)")
@@ -72,20 +75,38 @@ def _command(text: str) -> tuple[str, list[str]]:
     is_windows = bool(_OF_WINDOWS.search(text))
     lines = _CONTINUED.sub(" ", text).splitlines()
     other = ""
+    variables: dict[str, str] = {}
     for number, line in enumerate(lines):
+        if assigned := _ASSIGNED.fullmatch(line):
+            variables[assigned[1]] = _unquoted(assigned[2])
         if "train_network" not in line or line.lstrip().lower().startswith(("#", "rem ", "::")):
             continue
-        words = _words(line, is_windows)
+        words = _words(_filled(line, variables), is_windows)
         for place, word in enumerate(words):
             if (script := _SCRIPT.fullmatch(word)) and script[1] in _SCRIPTS:
                 arguments = words[place + 1 :]
                 for further in itertools.takewhile(lambda line: line.lstrip().startswith("--"), lines[number + 1 :]):
-                    arguments += _words(further, is_windows)
+                    arguments += _words(_filled(further, variables), is_windows)
                 return script[1], list(itertools.takewhile(lambda word: word not in _ENDS, arguments))
             other = other or (script[1] if script else "")
     what = f"starts {printable(other, 60)}.py, which trains another kind of model" if other else "starts no script"
     remedy = "Paste a command with train_network.py or sdxl_train_network.py."
     raise JobError("import.command", f"Could not read this command: it {what}.", remedy)
+
+
+def _unquoted(value: str) -> str:
+    """Return the value of a variable without its quotation marks, or the comment after it."""
+    value = value.strip()
+    if value[0] in "\"'" and (end := value.find(value[0], 1)) > 0:
+        return value[1:end]
+    return value.partition(" #")[0].strip().rstrip('"')
+
+
+def _filled(line: str, variables: Mapping[str, str]) -> str:
+    """Return a line with the variables that the script sets before it; others stay as they are."""
+    if len(line) > _LONGEST_LINE:
+        return line
+    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), line)
 
 
 def _without_sections(path: Path) -> dict[str, Any]:
@@ -119,7 +140,7 @@ def _words(line: str, is_windows: bool) -> list[str]:
             words[-1] += double or single or bare
         return [word for word in words if word]
     try:
-        return shlex.split(line)
+        return shlex.split(line, comments=True)
     except ValueError:
         raise JobError(
             "import.command", "Could not read this command: a quotation mark is not closed.", "Paste all of it."
@@ -188,12 +209,21 @@ def _read_dataset(
     if found["in_json"] and found["train_data_dir"]:
         images = folder / found["train_data_dir"]
         folders = [{"path": str(images), "repeats": found["dataset_repeats"]}]
-        captions, _ = read_kohya_metadata(folder / found["in_json"], images, found["caption_separator"])
-        imported.captions.update(captions)
+        imported.captions.update(_captions(folder / found["in_json"], images, found["caption_separator"]))
     if found["conditioning_data_dir"]:
         for each in folders:
             each["mask_folder"] = str(folder / found["conditioning_data_dir"])
     found.carry(names, {"dataset.folders": folders} if folders else {})
+
+
+def _captions(path: Path, images: Path, separator: str) -> dict[Path, tuple[str, ...]]:
+    """Return the captions in a metadata file, which are joined with their tags; raises DatasetError if it has none."""
+    try:
+        captions, _ = read_kohya_metadata(path, images, separator)
+    except (ValueError, TypeError, LookupError, AttributeError) as fault:
+        sentence = f"Could not read the captions in {path}: {reason_of(fault)}."
+        raise DatasetError("import.captions", sentence, "Correct the file, or remove in_json.") from fault
+    return captions
 
 
 def _folders(root: str | None, folder: Path, kind: str) -> Iterator[dict[str, Any]]:

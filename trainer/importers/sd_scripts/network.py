@@ -153,9 +153,11 @@ class _Arguments:
 
     def _lora_plus(self) -> None:
         """Read the ratios of LoRA+, of which 0 means off; the UNet's is used for all parts."""
-        common, unet, _ = (self._take(f"loraplus_{part}lr_ratio") for part in ("", "unet_", "text_encoder_"))
+        common, unet, encoder = (self._take(f"loraplus_{part}lr_ratio") for part in ("", "unet_", "text_encoder_"))
         if unet or common:
             self._values["recipe.lora_plus_ratio"] = unet or common
+        if encoder and encoder != (unet or common):
+            self._left["loraplus_text_encoder_lr_ratio"] = encoder
 
     def _simple(self) -> None:
         for name in ("rank_dropout", "module_dropout"):
