@@ -12,9 +12,12 @@ import pytest
 from tests.support import ROOT
 from trainer import cli
 from trainer.importers.reading import read_job
-from trainer.importers.translation import ImportedJob
+from trainer.importers.sd_scripts.kohya_ss import _TYPES, PROGRAM, _options
+from trainer.importers.sd_scripts.options import OPTIONS
+from trainer.importers.translation import ImportedJob, Translation, named_values
 
 SETTINGS: list[str] = json.loads((ROOT / "tests/golden/imports/kohya_ss_settings.json").read_text("utf-8"))
+RECORDED: list[dict[str, Any]] = json.loads((ROOT / "tests/golden/imports/kohya_ss.json").read_text("utf-8"))
 # As its versions write them: numbers as numbers or as text, and "" for what is not set.
 SAVED: dict[str, Any] = {
     "LoRA_type": "Standard",
@@ -173,3 +176,22 @@ def test_the_report_groups_settings_with_the_same_reason(
     said = capsys.readouterr().out
     assert '  clip_l = "x", t5xxl = "y"; only for other kinds of models\n' in said
     assert '  max_resolution = "1024,1024" → recipe.resolution = 1024\n' in said
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=[case["name"] for case in RECORDED])
+def test_options_are_those_that_it_passes_on(case: dict[str, Any]) -> None:
+    gui = Translation(PROGRAM, case["saved"], _TYPES)
+    ours = Translation("sd-scripts", _options(gui), OPTIONS)
+    stated = {name: value for name, value in case["passed_on"].items() if name in OPTIONS}
+    theirs = Translation("sd-scripts", stated, OPTIONS)
+    differ = {
+        name: (ours[name], theirs[name])
+        for name in OPTIONS.keys() - {"network_args", "wandb_run_name"}  # which is the output's name if there is none
+        if (ours[name] or None) != (theirs[name] or None)
+    }
+    assert not differ
+    # It also passes on arguments that are off, whose absence means the same.
+    mine, wanted = (named_values(found["network_args"]) for found in (ours, theirs))
+    if "conv_dim" not in mine:
+        mine.pop("conv_alpha", None)
+    assert mine == {name: value for name, value in wanted.items() if value not in (0, None, False)}

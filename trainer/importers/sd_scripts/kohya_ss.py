@@ -88,8 +88,6 @@ _KINDS: Mapping[str, tuple[str, str, str]] = {
     "LyCORIS/Native Fine-Tuning": ("lycoris.kohya", "full", "rank_dropout module_dropout train_norm"),
 }
 _MULTIRES = ("multires_noise_iterations", "multires_noise_discount")
-_KEPT = ("learning_rate", "max_grad_norm", "network_alpha", "prior_loss_weight")
-"""Options whose 0 is passed on."""
 _OTHER_MODELS = {
     "flux1_checkbox": "Flux",
     "sd3_checkbox": "SD 3",
@@ -226,9 +224,13 @@ def _options(gui: Translation) -> dict[str, Any]:
     multires = gui["noise_offset_type"] == "Multires"
     unused = ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale") if multires else _MULTIRES
     options |= dict.fromkeys(unused)
+    for name in ("optimizer_args", "lr_scheduler_args"):
+        options[name] = [argument.replace('"', "") for argument in gui[name] or ()]
+    for name in ("no_half_vae", "cache_text_encoder_outputs"):
+        options[name] = gui["sdxl"] and gui[f"sdxl_{name}"]
     attention = (gui["xformers"] or "").lower()  # older files have a switch
     options |= {"xformers": attention in ("true", "xformers"), "sdpa": attention == "sdpa"}
-    return {name: value for name, value in options.items() if value or (name in _KEPT and value is not None)}
+    return {name: value for name, value in options.items() if value}
 
 
 def _rates(gui: Translation) -> dict[str, Any]:
@@ -264,5 +266,5 @@ def _length(gui: Translation) -> dict[str, Any]:
         "max_train_epochs": epochs,
         "max_train_steps": steps,
         "lr_warmup_steps": int(gui["lr_warmup_steps"] or 0) or (gui["lr_warmup"] or 0) / 100,
-        "lr_scheduler_num_cycles": gui["lr_scheduler_num_cycles"] or gui["epoch"],
+        "lr_scheduler_num_cycles": gui["lr_scheduler_num_cycles"] or 1,
     }
