@@ -26,6 +26,7 @@ from trainer.adapter.rewriting import (
     metadata_for,
     open_alone,
     tensor_bytes,
+    with_alpha,
     write_layers,
 )
 from trainer.base.single_file import SingleFile, open_single_file
@@ -54,9 +55,13 @@ class _Sum(Mapping[Slot, Layer]):
         self._opened = opened
         self._family = family
         self._slots = _all_slots(opened, family)
+        self.alpha = float(
+            max(sum(lora.layer(slot).rank or 1 for lora, _ in opened if slot in lora.slots) for slot in self._slots)
+        )
+        """The highest sum of ranks; all layers have this alpha, because diffusers does not read all different ones."""
 
     def __getitem__(self, slot: Slot) -> LoraLayer:
-        return _concatenated(slot, self._opened, self._family)
+        return with_alpha(_concatenated(slot, self._opened, self._family), self.alpha)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
@@ -83,16 +88,18 @@ def merge(
         opened, found = _open_all(sources, family, files)
         formats = {dtype_of(lora) for lora, _ in opened}
         chosen: Dtype = dtype or (formats.pop() if len(formats) == 1 else "fp32")
-        layers: Mapping[Slot, Layer] = _Sum(opened, found)
+        exact = _Sum(opened, found)
+        layers: Mapping[Slot, Layer] = exact
         errors: list[LayerError] = []
         if rule is not None:
             resized = {}
-            for done, slot in enumerate(layers, start=1):
+            alpha = float(rule.rank or exact.alpha)
+            for done, slot in enumerate(exact, start=1):
                 change, before = _change(slot, opened, found)
-                resized[slot], error = resized_layer(slot, change, rule, found, before)
+                resized[slot], error = resized_layer(slot, change, rule, found, before, alpha)
                 errors.append(error)
                 if progress:
-                    progress(done, len(layers))
+                    progress(done, len(exact))
             layers = resized
         metadata = metadata_for(layers, found, minimal_metadata(opened[0][0].metadata, found))
         metadata[MERGED_KEY] = _named(sources)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from trainer.adapter.rewriting import (
     open_alone,
     scaled_product,
     total_error,
+    with_alpha,
     write_layers,
 )
 from trainer.config.base import Family
@@ -57,15 +59,19 @@ def resize(
     """Write a LoRA file whose layers have the ranks that `rule` chooses; return how far each layer is off.
 
     Layers of LoHa and LoKr become plain LoRAs; those of other methods are refused, because their change depends on the
-    base. alpha / rank of each layer stays the same, and so does the strength at which the file is used.
+    base. The strength at which the file is used stays the same. All layers get the file's most frequent alpha, while
+    sd-scripts keeps alpha / rank: diffusers 0.42 ignores alphas of attention layers that differ from the most frequent
+    one, so that its images would be off.
     """
     with open_alone(path, family) as (lora, found, _):
+        alphas = Counter(lora.layer(slot).alpha for slot in lora.slots)
+        alpha = next((value for value, _ in alphas.most_common() if value), 1.0)
         resized: dict[Slot, Layer] = {}
         errors = []
         for done, slot in enumerate(lora.slots, start=1):
             layer = lora.layer(slot)
             change = layer if isinstance(layer, LoraLayer) else _limited_change(path, slot, layer, rule)
-            resized[slot], error = resized_layer(slot, change, rule, found, layer.rank)
+            resized[slot], error = resized_layer(slot, change, rule, found, layer.rank, alpha)
             errors.append(error)
             if progress:
                 progress(done, len(lora.slots))
@@ -82,9 +88,9 @@ def resize(
 
 
 def resized_layer(
-    slot: Slot, change: LoraLayer | Tensor, rule: RankRule, family: Family, before: int | None
+    slot: Slot, change: LoraLayer | Tensor, rule: RankRule, family: Family, before: int | None, alpha: float
 ) -> tuple[LoraLayer, LayerError]:
-    """Return a layer with the rank that `rule` chooses, and how far it is off.
+    """Return a layer with the rank that `rule` chooses and this alpha, and how far it is off.
 
     `change` is a plain LoRA, or the change as a matrix (outputs, inputs · kernel) for a rule with a highest rank;
     `before` is the rank to report.
@@ -98,9 +104,9 @@ def resized_layer(
     rank = rule.ranks(found)
     error = layer_error(slot, before, rank, found, scale)
     if isinstance(change, LoraLayer) and rank >= change.rank:
-        return for_base(slot, change, family), error
+        return for_base(slot, with_alpha(change, alpha), family), error
     down, up = found.factors(rank, kernel)
-    return for_base(slot, LoraLayer(down, up, scale * rank), family), error
+    return for_base(slot, with_alpha(LoraLayer(down, up, scale * rank), alpha), family), error
 
 
 def _limited_change(path: Path, slot: Slot, layer: LycorisWeights, rule: RankRule) -> Tensor:

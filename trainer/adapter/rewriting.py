@@ -88,6 +88,11 @@ def scaled_product(layer: LoraLayer) -> Tensor:
     return layer.up.flatten(1) @ layer.down.flatten(1) * (layer.alpha / layer.rank)
 
 
+def with_alpha(layer: LoraLayer, alpha: float) -> LoraLayer:
+    """Return a layer with the same change and another alpha, for which `up` is scaled."""
+    return layer if layer.alpha == alpha else LoraLayer(layer.down, layer.up * (layer.alpha / alpha), alpha)
+
+
 def for_base(slot: Slot, layer: LoraLayer, family: Family) -> LoraLayer:
     """Return a plain LoRA with as many dimensions as the base's layer, which some programs need.
 

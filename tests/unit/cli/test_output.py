@@ -52,6 +52,7 @@ COMMANDS = {
     "inspect": [(["inspect", "{lora}"], True), (["inspect", "{folder}"], True), (["inspect", "{missing}"], True)],
     "lora check": [(["lora", "check", "{lora}"], False), (["lora", "check", "{missing}"], True)],
     "lora convert": [(["lora", "convert", "{lora}", "--to", "kohya", "--out", "{missing}"], True)],
+    "lora extract": [(["lora", "extract", "{base}", "{missing}", "--rank", "4", "--out", "{file}.safetensors"], True)],
     "lora merge": [(["lora", "merge", "{lora}={text}", "--out", "{file}.safetensors"], True),
                    (["lora", "merge", "{lora}", "--into", "{missing}", "--out", "{file}.safetensors"], True)],
     "lora resize": [(["lora", "resize", "{lora}", "--rank", "1", "--out", "{missing}"], True)],

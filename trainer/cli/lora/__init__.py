@@ -1,4 +1,4 @@
-"""Commands for LoRA files: check, metadata, convert, resize, merge."""
+"""Commands for LoRA files: check, metadata, convert, resize, merge, extract."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def add_commands(commands: Commands) -> None:
     """Define the commands and their arguments."""
     parser = commands.add_parser(
         "lora",
-        help="check, edit, convert, resize and merge LoRA files",
-        description="Check, edit, convert, resize and merge LoRA files of any program.",
+        help="check, edit, convert, resize, merge and extract LoRA files",
+        description="Check, edit, convert, resize, merge and extract LoRA files of any program.",
     )
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, help="what to do")
     describing.add_commands(parts)

@@ -1,4 +1,4 @@
-"""Commands that combine LoRAs with each other or with a base: merge."""
+"""Commands that combine LoRAs with each other or with a base, and take them apart again: merge, extract."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def add_commands(commands: Commands) -> None:
     add_dtype(merge)
     add_family(merge)
 
+    what = "write the difference between a base and a model tuned from it as a LoRA"
+    extract = add_command(commands, "extract", what, run_extract)
+    extract.add_argument(
+        "original", metavar="BASE", type=Path, help="the base: a .safetensors file or diffusers folder"
+    )
+    extract.add_argument("tuned", metavar="TUNED", type=Path, help="the model that was tuned from it")
+    add_out(extract)
+    add_rank_rule(extract)
+    add_dtype(extract)
+
 
 def run_merge(options: argparse.Namespace) -> int:
     """Merge LoRAs into one, or into a base."""
@@ -55,17 +65,43 @@ def _merge_into(options: argparse.Namespace, sources: list[tuple[Path, float]]) 
     if has_rule(options):
         sentence = "Could not merge: options for ranks have no effect on a merge into a base."
         raise LoraFileError("lora.rule", sentence, "Leave them out, or leave out --into.")
+    _require_base(options.into)
     from trainer.adapter.merging import merge_into_base
-    from trainer.config.paths import is_base_path
 
-    if not is_base_path(str(options.into), Path.cwd()) or not options.into.exists():
-        sentence = f"Could not merge into {options.into}: there is no such file or folder."
-        raise LoraFileError("lora.base", sentence, "Choose a .safetensors checkpoint or a diffusers folder.")
     count = merge_into_base(
         sources, options.into, options.out, dtype=options.dtype, progress=progress("Wrote", "tensors")
     )
     echo(f"{options.out}: {words.counted(count, 'layer', 'layers')} of the base changed, written and read back.")
     return EXIT_DONE
+
+
+def run_extract(options: argparse.Namespace) -> int:
+    """Extract a LoRA from two bases."""
+    if options.rank is None:
+        sentence = "Could not extract a LoRA: no option says how many ranks it may have."
+        raise LoraFileError("lora.rule", sentence, "Add --rank, such as --rank 64.")
+    require_rule(options)
+    _require_base(options.original)
+    _require_base(options.tuned)
+    require_free(options.out, options.original, options.tuned, force=options.force)
+    from trainer.adapter.extracting import extract
+    from trainer.adapter.low_rank import RankRule
+
+    rule = RankRule(options.rank, options.share, options.ratio, options.sum)
+    report = progress("Compared", "layers")
+    found = extract(options.original, options.tuned, options.out, rule, dtype=options.dtype or "fp16", progress=report)
+    echo_lines(error_table(found.errors))
+    if found.others:
+        count = words.counted(len(found.others), "other tensor differs", "other tensors differ")
+        echo(f"{count} that a LoRA cannot change, such as {found.others[0]}.")
+    echo(f"{options.out}: {words.counted(len(found.errors), 'layer', 'layers')}, written and read back.")
+    return EXIT_DONE
+
+
+def _require_base(path: Path) -> None:
+    if not path.exists():
+        sentence = f"Could not read {path}: there is no such file or folder."
+        raise LoraFileError("lora.base", sentence, "Choose a .safetensors checkpoint or a diffusers folder.")
 
 
 def _source(text: str) -> tuple[Path, float]:

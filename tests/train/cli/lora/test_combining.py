@@ -14,10 +14,19 @@ from safetensors import safe_open
 from torch import nn
 
 from tests.support.loras import EVERYTHING, Models, merge, random_weights
-from tests.support.tiny import tiny_base
+from tests.support.tiny import (
+    single_file_metadata,
+    single_file_tensors,
+    tiny_base,
+    tiny_configs,
+    tiny_models,
+    write_folder,
+)
+from tests.train.adapter.test_export import load_in_diffusers
 from tests.train.cli.lora.test_changing import change, lycoris_file, run
-from trainer.adapter.attach import Adapter
+from trainer.adapter.attach import Adapter, module_path
 from trainer.adapter.export import export_lora
+from trainer.adapter.low_rank import of_matrix
 from trainer.base.source import open_base
 from trainer.cli import main
 from trainer.config.base import BASE_VERSIONS, BaseConfig, Family
@@ -181,3 +190,99 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
     assert says in told
     assert "What to do:" in told
     assert sorted(things.iterdir()) == before
+
+
+def tuned_base(family: Family, path: Path, form: Any) -> tuple[dict[str, np.ndarray], torch.Tensor]:
+    """Write a base whose weights were changed by a LoRA and noise; return each layer's change, and its prediction."""
+    models = Models.copies(family, torch.float32)
+    adapter = Models.copies(family).attach(EVERYTHING)
+    before = Models.copies(family, torch.float32)
+    merge(models, adapter, random_weights(adapter, 5), strength=0.2)
+    stream = torch.Generator().manual_seed(1)
+    changes = {}
+    for slot in adapter.slots:
+        part = models.parts[slot.part]
+        weight = part.get_submodule(module_path(part, slot)).weight
+        weight.data += 1e-3 * torch.randn(weight.shape, generator=stream)
+        original = before.parts[slot.part].get_submodule(module_path(part, slot)).weight
+        changes[slot.kohya] = (weight - original).detach().flatten(1).double().numpy()
+    vae = tiny_models(family)["vae"]
+    weights = {part: dict(model.state_dict()) for part, model in {**models.parts, "vae": vae}.items()}
+    configs = tiny_configs(family)
+    if form == "folder":
+        write_folder(family, path, weights, configs)
+    else:
+        tensors = single_file_tensors(family, weights, configs)
+        safetensors.torch.save_file(tensors, path, single_file_metadata(family, configs))
+    return changes, Models(family, models.unet.double(), [each.double() for each in models.text_encoders]).predict()
+
+
+@pytest.mark.parametrize(("family", "form"), [("sd15", "single"), ("sdxl", "folder")])
+def test_the_difference_of_two_models_becomes_a_lora(
+    family: Family, form: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny_base(family, tmp_path / "base", form="single")
+    tuned = tmp_path / ("tuned.safetensors" if form == "single" else "tuned")
+    changes, expected = tuned_base(family, tuned, form)
+    out, whole = tmp_path / "out.safetensors", tmp_path / "whole.safetensors"
+    run("extract", base, tuned, "--rank", 5, "--out", out, "--dtype", "fp32")
+    tensors = safetensors.torch.load_file(out)
+    table = {slot.kohya: slot for slot in Models.copies(family).attach().table}
+    lost = total = 0.0
+    for name, wanted in changes.items():
+        u, sizes, v = np.linalg.svd(wanted, full_matrices=False)
+        nearest = (u[:, :5] * sizes[:5]) @ v[:5]
+        assert np.linalg.norm(change(tensors, table[name]) - nearest) < 2e-3 * np.linalg.norm(wanted)
+        lost, total = lost + np.sum(sizes[5:] ** 2), total + np.sum(sizes**2)
+    assert f"error in total {np.sqrt(lost / total):.2%}" in capsys.readouterr().out
+    run("extract", base, tuned, "--rank", 1000, "--out", whole)
+    plain = Models.copies(family)
+    before = plain.predict()
+    load_in_diffusers(plain, whole)
+    assert (plain.predict() - expected).norm() < 1e-3 * (expected - before).norm()
+
+
+def test_layers_and_formats_that_are_only_rounded_are_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny_base("sd15", tmp_path / "base", form="single")
+    tuned = tiny_base("sd15", tmp_path / "tuned", form="single", dtype=torch.bfloat16)
+    words = ["lora", "extract", str(base), str(tuned), "--rank", "4", "--out", str(tmp_path / "out.safetensors")]
+    assert main(words) == 2
+    assert "no layer" in capsys.readouterr().err
+    with safe_open(tuned, "pt") as file:
+        metadata = file.metadata()
+    tensors = safetensors.torch.load_file(tuned)
+    layer = "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight"
+    tensors[layer] += 1.0
+    tensors["model.diffusion_model.out.0.bias"] += 1.0
+    safetensors.torch.save_file(tensors, tuned, metadata)
+    assert main(words) == 0
+    keys = safetensors.torch.load_file(tmp_path / "out.safetensors").keys()
+    assert {key.partition(".")[0] for key in keys} == {
+        "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+    }
+    assert "1 other tensor differs that a LoRA cannot change, such as model.diffusion_model.out.0.bias" in (
+        capsys.readouterr().out
+    )
+    other = tiny_base("sdxl", tmp_path / "other", form="single")
+    assert main([*words[:3], str(other), *words[4:], "--force"]) == 2
+    assert "is SDXL" in capsys.readouterr().err
+
+
+def test_the_largest_singular_values_of_a_large_matrix_are_found() -> None:
+    stream = np.random.default_rng(0)
+    left, right = (
+        np.linalg.qr(stream.standard_normal((900, 400)))[0],
+        np.linalg.qr(stream.standard_normal((700, 400)))[0],
+    )
+    sizes = 1.0 / np.arange(1, 401)
+    matrix = torch.from_numpy((left * sizes) @ right.T).float()
+    found = of_matrix(matrix, 32)
+    assert len(found.sizes) < 100  # not all of them were computed
+    assert np.allclose(found.sizes[:32].numpy(), sizes[:32], rtol=1e-3)
+    exact = np.sqrt(np.sum(sizes[32:] ** 2) / np.sum(sizes**2))
+    down, up = found.factors(32)
+    off = float((up @ down - matrix).norm() / matrix.norm())
+    assert found.error(32) == pytest.approx(exact, rel=1e-2)
+    assert off == pytest.approx(found.error(32), rel=1e-3)
