@@ -98,6 +98,8 @@ def run_resize(options: argparse.Namespace) -> int:
     """Resize a file."""
     require_rule(options)
     require_free(options.out, options.file, force=options.force)
+    if options.chart:
+        require_free(options.chart, force=options.force, suffix=".png")
     from trainer.adapter.low_rank import RankRule
     from trainer.adapter.resizing import resize
     from trainer.cli.lora.chart import draw

@@ -66,11 +66,11 @@ def add_force(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the output file if it exists")
 
 
-def require_free(out: Path, *sources: Path, force: bool) -> None:
+def require_free(out: Path, *sources: Path, force: bool, suffix: str = ".safetensors") -> None:
     """Raise LoraFileError if an output file exists and may not be replaced, is one of its sources, or has no folder."""
     name = f"Could not write {out}"
-    if out.suffix.lower() != ".safetensors":
-        raise LoraFileError("lora.out", f"{name}: its name does not end with .safetensors.", "Choose such a name.")
+    if out.suffix.lower() != suffix:
+        raise LoraFileError("lora.out", f"{name}: its name does not end with {suffix}.", "Choose such a name.")
     if not long_path(out.absolute().parent).is_dir():
         raise LoraFileError("lora.out", f"{name}: its folder does not exist.", "Create the folder, or choose another.")
     if long_path(out).is_dir():
@@ -107,6 +107,8 @@ def _verdict_lines(found: Sequence[Verdict]) -> Iterator[str]:
     for each in found:
         yield f"  {each.program:{width}}  {_OUTCOMES[each.outcome]}"
         yield from (f"  {'':{width}}    {printable(reason)}" for reason in each.reasons)
+    if any(each.outcome != "loads" for each in found):
+        yield "`lora convert --to kohya` writes the names that every program knows."
 
 
 def run_metadata(options: argparse.Namespace) -> int:

@@ -265,3 +265,8 @@ def test_a_chart_shows_the_singular_values(tmp_path: Path) -> None:
     with Image.open(chart) as image:
         colors = {color for _, color in image.convert("RGB").getcolors(1 << 20) or ()}
     assert {(0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)} <= colors
+    before = chart.read_bytes()
+    words = ["lora", "resize", str(tmp_path / "b.safetensors"), "--rank", "1", "--out", str(tmp_path / "c.safetensors")]
+    assert main([*words, "--chart", str(chart)]) == 2
+    assert chart.read_bytes() == before
+    assert not (tmp_path / "c.safetensors").exists()
