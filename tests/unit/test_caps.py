@@ -11,8 +11,8 @@ from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.caption_files import LARGEST, read_metadata
 from trainer.dataset.findings import Finding, by_severity
 from trainer.dataset.folders import scan_folders
-from trainer.dataset.importers import import_dataset
 from trainer.errors import LONGEST_MESSAGE, DatasetError, ImpastoError, JobError
+from trainer.importers.sd_scripts.dataset import import_dataset
 from trainer.protocol.text import LONGEST_LINE, MOST_LINES
 
 MANY = 100_000

@@ -16,13 +16,13 @@ from trainer.config.presets.exchange import parse_preset
 from trainer.config.toml_file import toml_value
 from trainer.dataset.caption_files import read_metadata
 from trainer.dataset.dataset import read_listing
-from trainer.dataset.importers import import_dataset
 from trainer.dataset.sidecar import read_sidecar
 from trainer.errors import ImpastoError, JobError, plain_reason
 from trainer.files.header import read_header
 from trainer.files.identify import identify_base, identify_lora
 from trainer.importers.onetrainer.concepts import import_concepts
 from trainer.importers.onetrainer.files import read_config
+from trainer.importers.sd_scripts.dataset import import_dataset
 from trainer.importers.translation import ImportedJob
 from trainer.protocol.queue import Queue
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from trainer.config.base import Family
 from trainer.config.paths import is_base_path
-from trainer.dataset.importers import ImportedDataset, import_dataset
 from trainer.errors import JobError
+from trainer.importers.datasets import ImportedDataset
 from trainer.importers.onetrainer.concepts import import_concepts
 from trainer.importers.onetrainer.files import is_config, read_config
+from trainer.importers.sd_scripts.dataset import import_dataset
 from trainer.importers.sd_scripts.easy_training import is_easy_training, read_easy_training
 from trainer.importers.sd_scripts.files import read_command, read_toml_job
 from trainer.importers.sd_scripts.kohya_ss import is_kohya_ss, read_kohya_ss

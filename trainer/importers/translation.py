@@ -17,8 +17,8 @@ from trainer.config.paths import absolute, is_base_path
 from trainer.config.problems import problems, validated
 from trainer.config.schema import nearest
 from trainer.config.toml_file import toml_value
-from trainer.dataset.importers import ImportedDataset
 from trainer.errors import JobError
+from trainer.importers.datasets import ImportedDataset
 from trainer.protocol.text import printable
 
 Outcome = Literal["carried", "changed", "unavailable"]

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.images import photograph
 from trainer.config.job import FolderConfig
-from trainer.dataset.importers import ImportedDataset
 from trainer.errors import DatasetError
+from trainer.importers.datasets import ImportedDataset
 from trainer.importers.onetrainer.concepts import import_concepts, resolutions_in
 
 PINNED = json.loads((Path(__file__).parents[2] / "golden" / "imports" / "onetrainer.json").read_text("utf-8"))

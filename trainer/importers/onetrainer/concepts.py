@@ -13,7 +13,7 @@ from trainer.config.recipe import LARGEST_ROTATION
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.folders import image_files
 from trainer.dataset.image import Kind
-from trainer.dataset.importers import ImportedDataset, imported_by
+from trainer.importers.datasets import ImportedDataset, imported_by
 from trainer.importers.translation import Moves, folder_here
 from trainer.protocol.reading import read_json
 

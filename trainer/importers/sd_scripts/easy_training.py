@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.base import Family
-from trainer.dataset.importers import ImportedDataset, imported_by, read_tables
 from trainer.errors import JobError
+from trainer.importers.datasets import ImportedDataset, imported_by
+from trainer.importers.sd_scripts.dataset import read_tables
 from trainer.importers.sd_scripts.files import read_options
 from trainer.importers.sd_scripts.options import OPTIONS
 from trainer.importers.translation import ImportedJob, Moves, Option, Origin

@@ -14,9 +14,10 @@ from trainer.config.base import Family
 from trainer.config.field_names import value_called
 from trainer.config.methods import SAMPLERS
 from trainer.config.paths import absolute, is_base_path
-from trainer.dataset.importers import ImportedDataset, import_dataset, read_kohya_metadata
 from trainer.errors import BaseModelError, DatasetError, JobError
 from trainer.files.identify import identify_base
+from trainer.importers.datasets import ImportedDataset
+from trainer.importers.sd_scripts.dataset import import_dataset, read_kohya_metadata
 from trainer.importers.sd_scripts.options import PATHS
 from trainer.importers.sd_scripts.recipe import translate
 from trainer.importers.translation import ImportedJob, Moves, Translation, relocated

@@ -9,8 +9,9 @@ from tests.support.images import photograph, recipe_of
 from trainer.config.job import FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.dataset import read_dataset
-from trainer.dataset.importers import ImportedDataset, import_dataset, read_kohya_metadata
 from trainer.errors import DatasetError
+from trainer.importers.datasets import ImportedDataset
+from trainer.importers.sd_scripts.dataset import import_dataset, read_kohya_metadata
 
 KOHYA = """
 [general]
