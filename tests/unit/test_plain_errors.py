@@ -20,6 +20,7 @@ from trainer.dataset.sidecar import read_sidecar
 from trainer.errors import ImpastoError, JobError, plain_reason
 from trainer.files.header import read_header
 from trainer.files.identify import identify_base, identify_lora
+from trainer.importers.ai_toolkit.files import read_job_file
 from trainer.importers.onetrainer.concepts import import_concepts
 from trainer.importers.onetrainer.files import read_config
 from trainer.importers.sd_scripts.dataset import import_dataset
@@ -58,6 +59,20 @@ ONETRAINER = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15", "b
               "text_encoder": {"train": True, "stop_training_after": 3, "stop_training_after_unit": "EPOCH"},
               "output_model_destination": "a/cat.safetensors", "save_every": 2, "save_every_unit": "STEP",
               "samples": [{"prompt": "a", "width": 512, "seed": 1, "cfg_scale": 7.0}]}  # fmt: skip
+AI_TOOLKIT = {"job": "extension", "config": {"name": "a", "process": [{
+    "type": "sd_trainer", "trigger_word": "t", "training_seed": 3, "device": "cuda:0",
+    "network": {"type": "lora", "linear": 16, "linear_alpha": 8, "conv": 4, "conv_alpha": 2,
+                "network_kwargs": {"only_if_contains": ["attn2"]}},
+    "save": {"save_every": 10, "dtype": "float16", "max_step_saves_to_keep": 4},
+    "datasets": [{"folder_path": "p", "caption_ext": "txt", "resolution": [512, 768], "num_repeats": 2, "flip_x": True,
+                  "caption_dropout_rate": 0.1, "mask_path": "m", "mask_min_value": 0.1, "default_caption": "a cat"}],
+    "train": {"steps": 100, "batch_size": 1, "gradient_accumulation_steps": 2, "lr": 1e-4, "optimizer": "prodigy",
+              "optimizer_params": {"weight_decay": 0.1, "betas": [0.9, 0.99]}, "lr_scheduler": "cosine",
+              "lr_scheduler_params": {"eta_min": 1e-5}, "ema_config": {"use_ema": True, "ema_decay": 0.99},
+              "content_or_style": "style", "min_denoising_steps": 0, "noise_offset": 0.1},
+    "model": {"name_or_path": "own/er", "arch": "sdxl", "quantize": True},
+    "sample": {"prompts": ["[trigger] a --w 512"], "seed": 1, "walk_seed": True, "neg": "b", "guidance_scale": 4},
+}]}}  # fmt: skip
 METADATA = {"a.png": {"caption": "a cat", "tags": "cat"}}
 NOTES = {"file": "a.png", "excluded": True, "rating": 3, "crop": [0.1, 0.1, 0.9, 0.9]}
 FOLDER = {"impasto": 1, "repeats": 3, "trigger": "t", "regularization": False}
@@ -147,6 +162,7 @@ READERS: dict[str, tuple[Any, Callable[[Any], object]]] = {
         ONETRAINER,
         lambda value: report_of(read_config(put("o.json", json.dumps(value)))),
     ),
+    "ai-toolkit": (AI_TOOLKIT, lambda value: report_of(read_job_file(put("a.json", json.dumps(value))))),
     "notes": (NOTES, lambda value: read_sidecar(put("s/impasto.jsonl", f"{{}}\n{json.dumps(value)}\n").parent)),
     "folder's notes": (FOLDER, lambda value: read_sidecar(put("s/impasto.jsonl", json.dumps(value)).parent)),
     "metadata": ({"file_name": "a", "text": "b"}, lambda value: read_metadata(put("m.jsonl", json.dumps(value)))[1]),

@@ -41,7 +41,8 @@ def add_commands(commands: Commands) -> None:
         type=Path,
         metavar="FILE",
         help="take all settings from another trainer's file: a configuration of sd-scripts (.toml) or OneTrainer "
-        "(.json), settings of kohya_ss (.json) or LoRA_Easy_Training_Scripts (.toml), a LoRA (.safetensors), or a "
+        "(.json), settings of kohya_ss (.json) or LoRA_Easy_Training_Scripts (.toml), a job of ai-toolkit "
+        "(.yaml), a LoRA (.safetensors), or a "
         "script or text file with a command line of sd-scripts",
     )
     new.add_argument(
@@ -135,7 +136,7 @@ def _import(options: argparse.Namespace) -> int:
     head = f"# Read from {imported.found.program}'s {options.source.name} by Impasto. Paths are relative to this file."
     _write(target, f"{head}\n{lines}\n")
     _write_captions(imported, write=options.write_captions)
-    for path in missing(imported.found.values, folder):
+    for path in missing(imported, folder):
         echo(f"{path} is not on this PC: import the file again with --map OLD=NEW, or change the path in the job.")
     return 0
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from trainer.config.base import Family
 from trainer.config.paths import is_base_path
 from trainer.errors import JobError
+from trainer.importers.ai_toolkit.files import is_job, read_job_file, read_tree
 from trainer.importers.datasets import ImportedDataset
 from trainer.importers.onetrainer.concepts import import_concepts
 from trainer.importers.onetrainer.files import is_config, read_config
@@ -19,14 +19,14 @@ from trainer.importers.sd_scripts.kohya_ss import is_kohya_ss, read_kohya_ss
 from trainer.importers.sd_scripts.metadata import read_lora
 from trainer.importers.sd_scripts.options import OPTIONS
 from trainer.importers.translation import ImportedJob, Moves
-from trainer.protocol.reading import read_json, read_text, read_toml
+from trainer.protocol.reading import read_text, read_toml
 from trainer.protocol.text import printable
 
 COMMANDS = (".bat", ".cmd", ".ps1", ".sh", ".txt")
 _PATHS = ("base.model", "base.vae", "base.continue_from", "output.runs")
 _READABLE = (
     "a --config_file .toml of sd-scripts, a script or text file with its command line, a .json of kohya_ss, a .toml of "
-    "LoRA_Easy_Training_Scripts, a configuration .json of OneTrainer, or a LoRA"
+    "LoRA_Easy_Training_Scripts, a configuration .json of OneTrainer, a job .yaml of ai-toolkit, or a LoRA"
 )
 # Two options that stand in every configuration, so that a file of another program is not taken for one.
 _SURE = {"pretrained_model_name_or_path", "network_module", "train_data_dir", "dataset_config", "network_dim"}
@@ -43,12 +43,16 @@ def read_job(path: Path, family: Family | None = None, moved: Moves = ()) -> Imp
         return read_command(read_text(path, "text"), path.parent, family, moved)
     if suffix == ".safetensors":
         return read_lora(path)
-    if suffix == ".json":
-        data = read_json(path, "config")
+    if suffix in (".json", ".yaml", ".yml"):
+        data = read_tree(path)
         if is_kohya_ss(data):
             return read_kohya_ss(path, moved)
         if is_config(data):
             imported = read_config(path, moved)
+            imported.settle()
+            return imported
+        if is_job(data):
+            imported = read_job_file(path, moved)
             imported.settle()
             return imported
     names: set[str] = set()
@@ -83,9 +87,11 @@ def read_dataset_list(path: Path) -> ImportedDataset:
     return import_concepts(path) if path.suffix.lower() == ".json" else import_dataset(path)
 
 
-def missing(values: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def missing(imported: ImportedJob, folder: Path) -> Iterator[str]:
     """Yield the paths of a job in `folder` that are not on this PC, each once and printable."""
+    values = imported.found.values
     stated = [values[key] for key in _PATHS[:3] if values.get(key)]
     stated = [path for path in stated if is_base_path(path, folder)]
     stated += [each["path"] for each in values.get("dataset.folders", ())]
+    stated += [each.path for each in imported.folders]
     yield from (printable(path, 300) for path in dict.fromkeys(stated) if not (folder / path).exists())

@@ -107,6 +107,11 @@ class Translation:
         """Return whether the file states an option."""
         return name in self._stated
 
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        """Return the settings that the file states."""
+        return self._stated
+
     def carry(self, names: str, ours: Mapping[str, Any]) -> None:
         """Set values of the job that mean the same as these options, whose names are separated by spaces."""
         self._record(names, "carried", ours)
@@ -216,6 +221,8 @@ def _restated(origin: Origin, value: Any, found: Mapping[str, Setting]) -> tuple
 
 def shown(value: Any) -> str:
     """Return a value of a stranger's file as short, printable text."""
+    if value is None:
+        return '""'
     try:
         return printable(toml_value(value), _LONGEST_VALUE)
     except (TypeError, ValueError):
@@ -298,6 +305,28 @@ def base_here(path: Any, folder: Path, moved: Moves) -> Any:
         return path
     found = relocated(path, moved)
     return folder_here(path, folder, moved) if is_base_path(found, folder) else found
+
+
+_CONSTANTS: Mapping[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null"), None),
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+}
+
+
+def plain(value: Any) -> Any:
+    """Return the switch, number or nothing that a text in YAML 1.1 stands for; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in _CONSTANTS:
+        return _CONSTANTS[value.lower()]
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    if number - number:  # infinite, or not a number
+        return value
+    return int(number) if number.is_integer() and "." not in value else number
 
 
 def named_values(listed: Iterable[Any]) -> dict[str, Any]:

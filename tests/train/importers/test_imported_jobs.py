@@ -43,8 +43,47 @@ def onetrainer(folder: Path) -> Path:
     return path
 
 
+AI_TOOLKIT = """
+job: extension
+config:
+  name: made
+  process:
+    - type: sd_trainer
+      trigger_word: neontube
+      network: {{type: lora, linear: 4, linear_alpha: 4, conv: 2, network_kwargs: {{ignore_if_contains: [ff.net]}}}}
+      save: {{dtype: float16, save_every: 2}}
+      datasets:
+        - folder_path: "{pictures}"
+          caption_ext: txt
+          caption_dropout_rate: 0.05
+          resolution: [64, 128]
+          flip_x: true
+      train:
+        batch_size: 1
+        gradient_accumulation_steps: 2
+        steps: 4
+        content_or_style: style
+        train_text_encoder: true
+        optimizer: adamw
+        lr: 1e-4
+        min_snr_gamma: 5.0
+        skip_first_sample: true
+        ema_config: {{use_ema: true, ema_decay: 0.9}}
+      model: {{name_or_path: "{base}"}}
+      sample: {{prompts: ["[trigger], a red star"], width: 64, height: 64, sample_steps: 2, sample_every: 4}}
+"""
+
+
+def ai_toolkit(folder: Path) -> Path:
+    """Write a job of ai-toolkit for the pictures in a folder."""
+    path = folder / "config.yaml"
+    pictures, base = (place.as_posix() for place in (folder / "pictures", DEMO / "base"))
+    path.write_text(AI_TOOLKIT.format(pictures=pictures, base=base), encoding="utf-8")
+    return path
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [onetrainer])
+@pytest.mark.parametrize("write", [onetrainer, ai_toolkit])
 def test_an_imported_job_trains(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures").mkdir()

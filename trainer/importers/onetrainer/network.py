@@ -255,7 +255,7 @@ def _lack_arguments(found: Translation, used: set[str], name: str, text: str) ->
         if is_off or argument in harmless or (argument, value) == ("optimizer.percentile_clipping", 100):
             found.carry(argument, {})
         else:
-            found.lack(argument, f"{text} has no such argument in {_here(name)}")
+            found.lack(argument, f"{text} has no such setting in {_here(name)}")
 
 
 def _here(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Read jobs from the YAML files of ostris's ai-toolkit."""
