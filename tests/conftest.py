@@ -114,9 +114,12 @@ def environment_left_as_found() -> Iterator[None]:
         pytest.fail(f"left in the environment: {sorted(changed)}", pytrace=False)
 
 
+_OTHERS = ("PYTEST_", "_TORCHINDUCTOR_", "TORCHINDUCTOR_CACHE_DIR")
+
+
 def environment() -> dict[str, str]:
     """All but what pytest says of the test that runs, and PyTorch's compiler to processes of its own."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "_TORCHINDUCTOR_"))}
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from tests.support.loras import EVERYTHING, Models, random_weights
 from tests.support.lycoris import change_of, recipe
+from tests.support.sample import of_the_day
 from tests.train.adapter.test_export import load_in_diffusers
 from trainer.adapter.attach import Adapter, initial_weights, module_path
 from trainer.adapter.export import export_lora
@@ -110,7 +112,7 @@ def test_each_layer_is_the_nearest_of_the_rank_that_kohya_keeps(
     assert read_header(out, "lora").metadata["ss_network_module"] == "networks.lora"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", of_the_day(1, FAMILIES))
 def test_files_with_many_ranks_predict_in_diffusers_what_their_layers_say(family: Family, tmp_path: Path) -> None:
     _, adapter, _ = trained(family)
     out = tmp_path / "b.safetensors"
@@ -128,8 +130,9 @@ def test_files_with_many_ranks_predict_in_diffusers_what_their_layers_say(family
     assert (plain.predict() - expected).norm() < 1e-3 * (expected - before).norm()
 
 
-@pytest.mark.parametrize("names", ["kohya", "lycoris", "diffusers", "peft"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "names"), of_the_day(3, product(FAMILIES, ["kohya", "lycoris", "diffusers", "peft"]))
+)
 def test_converted_files_predict_the_same_in_diffusers(family: Family, names: str, tmp_path: Path) -> None:
     models, adapter, _ = trained(family)
     path, out = written(family, tmp_path, note="mine"), tmp_path / "b.safetensors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 from tests.support.loras import EVERYTHING, Models, merge, random_weights
+from tests.support.sample import of_the_day
 from tests.support.tiny import (
     single_file_metadata,
     single_file_tensors,
@@ -101,8 +103,7 @@ def merged_prediction(path: Path, family: Family) -> torch.Tensor:
     return models.predict()
 
 
-@pytest.mark.parametrize("form", ["single", "folder"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "form"), of_the_day(2, product(FAMILIES, ["single", "folder"])))
 def test_a_base_with_a_merged_lora_predicts_what_the_lora_predicts(family: Family, form: Any, tmp_path: Path) -> None:
     _, adapter, weights = lora(family, tmp_path / "a.safetensors", 1)
     base = tiny_base(family, tmp_path / "base", form=form, prediction="v", zero_terminal_snr=True)
