@@ -50,6 +50,10 @@ class ImportedDataset:
         """Return the dataset table for a job."""
         return DatasetConfig.model_validate({"folders": self.folders, **self.dataset})
 
+    def values(self) -> dict[str, object]:
+        """Return the values of a job, by dotted key, except folders."""
+        return {**self.settings, **{f"dataset.{key}": value for key, value in self.dataset.items()}}
+
     def note(self, sentence: str) -> None:
         """Add a note unless it is already there; after 100 notes, add only that there are more."""
         if len(self.notes) >= _MOST_NOTES:

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from trainer.config.field_names import FIELD_NAMES
+from trainer.config.field_names import FIELD_NAMES, value_called
 from trainer.config.job import SCHEMA, FolderConfig, Job
+from trainer.config.methods import SAMPLERS
 from trainer.config.paths import absolute, is_base_path
 from trainer.config.problems import problems, validated
 from trainer.config.schema import nearest
@@ -38,6 +39,8 @@ Moves = Sequence[tuple[str, str]]
 _SECRET = re.compile(r"token$|key$|password", re.IGNORECASE)
 _LONGEST_VALUE = 80
 _LONGEST_ARGUMENT = 2000
+MOST_PROMPTS = 100
+"""Prompts of previews that are imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +245,10 @@ class ImportedJob:
 
     def add_dataset(self, dataset: ImportedDataset, moved: Moves) -> None:
         """Add what a dataset file states, with its folders where they are on this PC."""
-        self.folders = tuple(folder.replaced(path=relocated(folder.path, moved)) for folder in dataset.folders)
+        self.folders = tuple(
+            folder.replaced(path=relocated(folder.path, moved), mask_folder=relocated(folder.mask_folder, moved))
+            for folder in dataset.folders
+        )
         self.captions.update(dataset.captions)
         self.notes.extend(dataset.notes)
 
@@ -293,10 +299,10 @@ def relocated(path: Any, moved: Moves) -> Any:
     return path
 
 
-def folder_here(path: str, folder: Path, moved: Moves) -> str:
+def folder_here(path: str, folder: Path, moved: Moves = ()) -> str:
     """Return a path as it is on this PC, absolute; relative ones start in `folder`, `moved` is as for `relocated`."""
     found = relocated(path, moved)
-    return found if PureWindowsPath(found).drive else absolute(found, folder)
+    return found if PureWindowsPath(found).drive else absolute(_slashed(found), folder)
 
 
 def base_here(path: Any, folder: Path, moved: Moves) -> Any:
@@ -304,7 +310,17 @@ def base_here(path: Any, folder: Path, moved: Moves) -> Any:
     if not isinstance(path, str) or not path:
         return path
     found = relocated(path, moved)
-    return folder_here(path, folder, moved) if is_base_path(found, folder) else found
+    return folder_here(path, folder, moved) if is_base_path(_slashed(found), folder) else _slashed(found)
+
+
+def _slashed(path: str) -> str:
+    """Return a path with the slashes that every system reads, unless it has a drive, which only Windows has."""
+    return path if PureWindowsPath(path).drive else path.replace("\\", "/")
+
+
+def sampler_called(name: str) -> str | None:
+    """Return the sampler that other programs call so; None if there is none."""
+    return name if name in SAMPLERS else value_called("report.previews.prompts.sampler", name)
 
 
 _CONSTANTS: Mapping[str, bool | None] = {

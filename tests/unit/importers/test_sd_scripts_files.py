@@ -127,6 +127,18 @@ def test_folders_of_another_pc_are_found_with_map(old: str, there: str, tmp_path
     assert (folder["path"], folder["repeats"]) == (str(tmp_path / "new" / "cats" / "5_cat"), 5)
 
 
+def test_folders_and_masks_in_a_dataset_file_of_another_pc_are_found_with_map(tmp_path: Path) -> None:
+    subset = (
+        "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'D:\\data\\cats'\nconditioning_data_dir = 'd:/data/masks'\n"
+    )
+    write(tmp_path / "data.toml", subset)
+    config = write(tmp_path / "c.toml", f"{NETWORK}dataset_config = 'data.toml'\n")
+    (folder,) = read_job(config, moved=[("D:\\data", str(tmp_path / "new"))]).folders
+    assert (folder.path, folder.mask_folder) == (str(tmp_path / "new" / "cats"), str(tmp_path / "new" / "masks"))
+    (folder,) = read_job(config).folders
+    assert (folder.path, folder.mask_folder) == ("D:\\data\\cats", "d:/data/masks")  # to be asked for
+
+
 def test_a_command_in_a_script_is_found_among_other_lines(tmp_path: Path) -> None:
     script = write(
         tmp_path / "train ü.bat",

@@ -177,14 +177,15 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
     mapped.notes.extend(f"ss_network_args.{_short(key)}: not supported" for key in list(arguments)[:20])
 
 
-_ALGORITHMS = {"networks.loha": "loha", "networks.lokr": "lokr", "networks.oft": "oft"}
+MODULES = {"networks.loha": "loha", "networks.lokr": "lokr", "networks.oft": "oft"}
+"""Kinds of adapters other than LoRA by their modules in sd-scripts."""
 # Arguments of lycoris.kohya and their defaults.
 _LYCORIS_SWITCHES = {"dora_wd": False, "wd_on_output": True}
 
 
 def _adapter(module: str, arguments: dict[str, Any], mapped: Conversion) -> None:
     """Convert the algorithm, which lycoris.kohya has among its arguments, and sd-scripts as modules."""
-    algorithm = str(arguments.pop("algo", _ALGORITHMS.get(module, "lora"))).lower()
+    algorithm = str(arguments.pop("algo", MODULES.get(module, "lora"))).lower()
     if module == "networks.oft":
         mapped.notes.append("ss_network_dim: the number of blocks there; here the rank is their size")
     on = {name: str(arguments.pop(name, default)).lower() == "true" for name, default in _LYCORIS_SWITCHES.items()}

@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config.field_names import value_called
-from trainer.config.methods import SAMPLERS
 from trainer.errors import JobError
 from trainer.importers.ai_toolkit.datasets import read_datasets, resolutions_of
 from trainer.importers.ai_toolkit.options import OPEN_TABLES, PROGRAM, TABLES
 from trainer.importers.ai_toolkit.recipe import in_steps, translate
-from trainer.importers.translation import ImportedJob, Moves, Translation, base_here, plain
+from trainer.importers.translation import (
+    MOST_PROMPTS,
+    ImportedJob,
+    Moves,
+    Translation,
+    base_here,
+    plain,
+    sampler_called,
+)
 from trainer.protocol.reading import parse_yaml, read_json, read_text, reason_of
 
-MOST_PROMPTS = 100
 _BASES = ("model.name_or_path", "model.vae_path", "model.lora_path", "network.pretrained_lora_path")
 _WITH_OWN_TABLE = ("train.ema_config", *OPEN_TABLES)
 _FLAGS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -110,7 +115,7 @@ def _read_folders(
         raise JobError("import.value", "datasets must be a list of folders.", f"Correct it in {PROGRAM}'s file.")
     dataset = read_datasets(datasets, found["trigger_word"], path, moved)
     imported.add_dataset(dataset, ())
-    ours = {**dataset.settings, **{f"dataset.{key}": value for key, value in dataset.dataset.items()}}
+    ours = dataset.values()
     common = resolutions_of(datasets[0].get("resolution"))
     imported.folders = tuple(
         folder.replaced(resolutions=None) if folder.resolutions == common[:1] else folder for folder in imported.folders
@@ -159,7 +164,7 @@ def _preview(found: Translation, sample: Any, place: int) -> dict[str, Any]:
         "seed": found["sample.seed"] + (place if found["sample.walk_seed"] else 0),
         "steps": found["sample.sample_steps"],
         "guidance": found["sample.guidance_scale"],
-        "sampler": _sampler(found["sample.sampler"]),
+        "sampler": sampler_called(found["sample.sampler"]) or "euler",
     }
     for name, value in own.items():
         key = _SAMPLE_NAMES.get(name, name)
@@ -176,7 +181,3 @@ def _preview(found: Translation, sample: Any, place: int) -> dict[str, Any]:
         "height": prompt["height"] // 8 * 8,
         "seed": abs(prompt["seed"]),
     }
-
-
-def _sampler(name: str) -> str:
-    return name if name in SAMPLERS else value_called("report.previews.prompts.sampler", name) or "euler"

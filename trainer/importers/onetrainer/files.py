@@ -10,10 +10,18 @@ from trainer.errors import JobError
 from trainer.importers.onetrainer.concepts import read_concepts, resolutions_in
 from trainer.importers.onetrainer.options import OPTIONS, PROGRAM, RENAMED
 from trainer.importers.onetrainer.recipe import preview_of, translate
-from trainer.importers.translation import ImportedJob, Moves, Translation, base_here, folder_here, relocated, shown
+from trainer.importers.translation import (
+    MOST_PROMPTS,
+    ImportedJob,
+    Moves,
+    Translation,
+    base_here,
+    folder_here,
+    relocated,
+    shown,
+)
 from trainer.protocol.reading import read_json, reason_of
 
-MOST_PROMPTS = 100
 _SURE = frozenset(
     ("base_model_name", "concept_file_name", "learning_rate_scheduler", "lora_rank", "model_type", "training_method")
 )
@@ -103,7 +111,7 @@ def _read_concepts(
         concepts = read_json(source, "list")
     dataset = read_concepts(concepts, source, moved)
     imported.add_dataset(dataset, ())
-    ours = {**dataset.settings, **{f"dataset.{key}": value for key, value in dataset.dataset.items()}}
+    ours = dataset.values()
     sides = resolutions_in(found["resolution"])
     if len(sides) > 1:
         imported.folders = tuple(

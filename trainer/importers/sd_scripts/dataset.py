@@ -13,6 +13,7 @@ from trainer.config.toml_file import toml_value
 from trainer.dataset.caption_files import SUFFIXES, require_short
 from trainer.dataset.folders import image_files
 from trainer.importers.datasets import ImportedDataset, imported_by
+from trainer.importers.translation import folder_here
 from trainer.protocol.reading import parse_json, read_text, read_toml
 from trainer.protocol.text import printable
 
@@ -76,7 +77,7 @@ def read_tables(data: Table, folder: Path) -> ImportedDataset:
 
 
 def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
-    images, masks = (folder / table["image_dir"]).absolute(), table.get("conditioning_data_dir")
+    images, masks = Path(folder_here(table["image_dir"], folder)), table.get("conditioning_data_dir")
     imported.add(
         FolderConfig(
             path=str(images),
@@ -84,7 +85,7 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
             repeats=table.get("num_repeats"),
             class_words=table.get("class_tokens"),
             caption_sources=_caption_sources(table.get("caption_extension")),
-            mask_folder=str((folder / masks).absolute()) if masks else None,
+            mask_folder=folder_here(masks, folder) if masks else None,
         )
     )
     if "metadata_file" in table:

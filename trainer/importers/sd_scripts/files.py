@@ -7,20 +7,25 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from trainer.config.base import Family
-from trainer.config.field_names import value_called
-from trainer.config.methods import SAMPLERS
-from trainer.config.paths import absolute, is_base_path
 from trainer.errors import BaseModelError, DatasetError, JobError
 from trainer.files.identify import identify_base
 from trainer.importers.datasets import ImportedDataset
 from trainer.importers.sd_scripts.dataset import import_dataset, read_kohya_metadata
 from trainer.importers.sd_scripts.options import PATHS
 from trainer.importers.sd_scripts.recipe import translate
-from trainer.importers.translation import ImportedJob, Moves, Translation, relocated
+from trainer.importers.translation import (
+    MOST_PROMPTS,
+    ImportedJob,
+    Moves,
+    Translation,
+    base_here,
+    relocated,
+    sampler_called,
+)
 from trainer.protocol.reading import read_text, read_toml, reason_of
 from trainer.protocol.text import printable
 
@@ -46,7 +51,6 @@ _PROMPT_FLAGS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "ss": ("sampler", str),
 }
 _WINDOWS_PART = re.compile(r"""(\s+)|"([^"]*)"|'([^']*)'|([^\s"']+|["'])""")
-MOST_PROMPTS = 100
 
 
 def read_toml_job(path: Path, family: Family | None = None, moved: Moves = ()) -> ImportedJob:
@@ -160,7 +164,7 @@ def read_options(
 
     A GUI may have the `prompts` of previews, as the lines of a prompt file, and the `dataset` in its own file.
     """
-    here = {name: _path_here(value, folder, moved) if name in PATHS else value for name, value in stated.items()}
+    here = {name: base_here(value, folder, moved) if name in PATHS else value for name, value in stated.items()}
     found = translate(here, family or _family_of(here.get("pretrained_model_name_or_path"), folder))
     imported = ImportedJob(found)
     _read_dataset(found, folder, imported, moved, dataset)
@@ -169,17 +173,6 @@ def read_options(
     found.finish()
     imported.settle()
     return imported
-
-
-def _path_here(path: Any, folder: Path, moved: Moves) -> Any:
-    """Return a path as it is on this PC, absolute; links, Hub ids and what is no text stay as they are."""
-    if not isinstance(path, str) or not path:
-        return path
-    found = relocated(path, moved)
-    if PureWindowsPath(found).drive:
-        return found
-    found = found.replace("\\", "/")  # as Windows writes it, which reads both
-    return absolute(found, folder) if is_base_path(found, folder) else found
 
 
 def _family_of(base: Any, folder: Path) -> Family | None:
@@ -198,7 +191,7 @@ def _read_dataset(
     if found["dataset_config"]:
         dataset = import_dataset(folder / found["dataset_config"])
     if dataset:
-        found.carry("dataset_config", {**dataset.settings, **{f"dataset.{k}": v for k, v in dataset.dataset.items()}})
+        found.carry("dataset_config", dataset.values())
         found.lack(names, "dataset_config takes precedence in sd-scripts")
         imported.add_dataset(dataset, moved)
         return
@@ -241,7 +234,7 @@ def _folders(root: str | None, folder: Path, kind: str) -> Iterator[dict[str, An
 
 
 def _read_prompts(found: Translation, folder: Path, prompts: str | None) -> None:
-    sampler = _sampler(found["sample_sampler"]) or "euler"
+    sampler = sampler_called(found["sample_sampler"]) or "euler"
     name = found["sample_prompts"]
     if name and not (folder / name).is_file():
         found.change("sample_prompts sample_sampler", {}, "the file is not there, so there are no previews")
@@ -273,11 +266,7 @@ def prompt_of(line: str, sampler: str) -> dict[str, Any]:
         if key in ("width", "height"):
             made -= made % 8
         if key == "sampler":
-            made = _sampler(made) or sampler
+            made = sampler_called(made) or sampler
         if key:
             prompt[key] = made
     return prompt
-
-
-def _sampler(name: str) -> str | None:
-    return name if name in SAMPLERS else value_called("report.previews.prompts.sampler", name)

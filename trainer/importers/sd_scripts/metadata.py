@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.base import Family
+from trainer.config.methods import ADAPTERS
 from trainer.config.presets.creating import own_recipe
+from trainer.config.presets.kohya import MODULES
 from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.resolve import flatten
 from trainer.errors import JobError, LoraFileError
@@ -40,7 +42,7 @@ _FACTS = (
     "sshs_legacy_hash sshs_model_hash"
 )
 """Keys that say what happened in a run, and are no settings."""
-_MODULES = {"LoHa": "networks.loha", "LoKr": "networks.lokr", "OFT": "networks.oft"}
+_MODULES = {ADAPTERS[kind].title: module for module, kind in MODULES.items()}
 _PARTS = {
     "UNet": "recipe.learning_rate",
     "text encoder": "recipe.text_encoder.learning_rate",

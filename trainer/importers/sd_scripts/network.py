@@ -9,13 +9,14 @@ from typing import Any, Literal
 from trainer.config.base import Family
 from trainer.config.field_names import value_called
 from trainer.config.methods import ADAPTERS
+from trainer.config.presets.kohya import MODULES
 from trainer.importers.translation import Translation, named_values, shown
 
 _DEFAULT_RANK = 4  # of networks/lora.py
 MOST_RANK = 1024
 _MOST_NOTE = f"ranks are at most {MOST_RANK} here, and alpha has the same ratio to it"
 _OFF = (None, False, 0, "", "False", "false")
-_MODULES = {"networks.lora": "lora", "networks.loha": "loha", "networks.lokr": "lokr", "lycoris.kohya": "lora"}
+_MODULES = {"networks.lora": "lora", "lycoris.kohya": "lora", **MODULES}
 _NEAREST = {
     "networks.lora_fa": "networks.lora_fa trains only half of each LoRA; a whole LoRA is trained",
     "networks.dylora": "networks.dylora trains all ranks up to network_dim at once; one rank is trained",
