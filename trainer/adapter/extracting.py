@@ -18,7 +18,6 @@ from trainer.base.single_file import SingleFile, open_single_file
 from trainer.errors import BaseModelError
 from trainer.files.architecture import NAMES
 
-_SPEC = {"v": "v", "epsilon": "epsilon"}
 _NOT_COMPARED = ("first_stage_model.", "model_ema.")
 
 
@@ -66,8 +65,8 @@ def extract(
             return _difference(slot, first, second).flatten(1), off[slot]
 
         described = {"modelspec.title": out.stem, "ss_training_comment": f"Extracted by Impasto from {tuned.stem}"}
-        if second.prediction in _SPEC:
-            described["modelspec.prediction_type"] = _SPEC[second.prediction]
+        if second.prediction in ("v", "epsilon"):
+            described["modelspec.prediction_type"] = second.prediction
         metadata = metadata_for(layers, first.family, described)
         write_layers(out, layers, first.family, metadata, dtype=dtype, expected=expected)
         return Extracted(tuple(errors), tuple(_other_differences(first, second)))

@@ -148,9 +148,7 @@ def _concatenated(slot: Slot, opened: Opened, family: Family) -> LoraLayer:
         fitted = for_base(slot, layer, family)
         downs.append(fitted.down)
         ups.append(fitted.up * (strength * layer.alpha / layer.rank))
-    if len({(down.shape[1:], len(up)) for down, up in zip(downs, ups, strict=True)}) > 1:
-        sentence = f"Could not merge: the files have different sizes at {slot.kohya}."
-        raise LoraFileError("lora.shape", sentence, "Merge LoRAs that were made for the same kind of base.")
+    _require_equal(slot, [(down.shape[1:], len(up)) for down, up in zip(downs, ups, strict=True)])
     down = torch.cat(downs)
     return LoraLayer(down, torch.cat(ups, dim=1), float(len(down)))
 
@@ -162,10 +160,15 @@ def _change(slot: Slot, opened: Opened, family: Family) -> tuple[LoraLayer | Ten
         joined = _concatenated(slot, opened, family)
         return joined, joined.rank
     changes = [change_of(lora.path, slot, lora.layer(slot)) * s for lora, s in opened if slot in lora.slots]
-    if len({change.shape for change in changes}) > 1:
+    _require_equal(slot, [change.shape for change in changes])
+    return torch.stack(changes).sum(0), None
+
+
+def _require_equal(slot: Slot, sizes: Sequence[object]) -> None:
+    """Raise LoraFileError unless a layer has the same size in all files."""
+    if any(size != sizes[0] for size in sizes):
         sentence = f"Could not merge: the files have different sizes at {slot.kohya}."
         raise LoraFileError("lora.shape", sentence, "Merge LoRAs that were made for the same kind of base.")
-    return torch.stack(changes).sum(0), None
 
 
 def merge_into_base(

@@ -136,6 +136,11 @@ def add_base(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     )
 
 
+def add_set(parser: argparse.ArgumentParser, what: str, metavar: str = "KEY=VALUE") -> None:
+    """Add the repeatable --set option; `what` explains it. Names of other trainers work too: see `name_settings`."""
+    parser.add_argument("--set", action="append", default=[], metavar=metavar, help=what)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the --json option for a command that shows a run's events."""
     parser.add_argument("--json", action="store_true", help="print the run's events as JSON lines, for scripts")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import words
-from trainer.cli.common import Commands, add_command, echo, echo_json, echo_lines, note
+from trainer.cli.common import Commands, add_command, add_set, echo, echo_json, echo_lines, note
 from trainer.errors import EXIT_DONE, JobError, RunError
 from trainer.protocol import events, files, places
 from trainer.protocol.files import LONGEST_NAME, long_path, numbered, safe_name, valid_job_name
@@ -114,13 +114,8 @@ def add_commands(commands: Commands) -> None:
         nargs="?",
         help="with --set: the job.toml to vary; otherwise: the sweep to compare (default: list all sweeps)",
     )
-    sweep.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,VALUE",
-        help="try each of these values, such as recipe.rank=8,16,32; repeatable: all combinations are trained",
-    )
+    what = "try each of these values, such as recipe.rank=8,16,32; repeatable: all combinations are trained"
+    add_set(sweep, what, "KEY=VALUE,VALUE")
     sweep.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
 
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.common import Commands, add_command, add_json, add_run, engine_imports, positive
+from trainer.cli.common import Commands, add_command, add_json, add_run, add_set, engine_imports, positive
 from trainer.errors import EXIT_DONE, ImpastoError, JobError
 from trainer.protocol import events, files
 from trainer.protocol.run_directory import RunDirectory, find_run, newest_run, require_writable
@@ -32,13 +32,10 @@ def add_commands(commands: Commands) -> None:
     """Define the commands and their arguments."""
     train = add_command(commands, "train", "train the LoRA of a job; Ctrl-C pauses", run_train)
     train.add_argument("job", metavar="JOB", type=Path, help="the job.toml file")
-    train.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the job, such as recipe.rank=32; names of other trainers work too, such as "
-        "network_dim=32; repeatable",
+    add_set(
+        train,
+        "override a key of the job, such as recipe.rank=32; names of other trainers work too, such as network_dim=32; "
+        "repeatable",
     )
     train.add_argument("--recipe", metavar="PRESET", help="override the job's recipe with the values of this preset")
     train.add_argument(

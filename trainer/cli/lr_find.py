@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import words
-from trainer.cli.common import Commands, add_command, echo_json, echo_lines, engine_imports, note, positive
+from trainer.cli.common import Commands, add_command, add_set, echo_json, echo_lines, engine_imports, note, positive
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
 from trainer.protocol import commands as protocol
 from trainer.protocol import events
@@ -74,7 +74,7 @@ def add_commands(commands: Commands) -> None:
     find.add_argument("--steps", type=positive, default=100, help="steps of the test (default 100)")
     find.add_argument("--from", dest="low", type=float, default=1e-6, metavar="RATE", help="first rate (default 1e-6)")
     find.add_argument("--to", dest="high", type=float, default=1e-2, metavar="RATE", help="last rate (default 1e-2)")
-    find.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the job")
+    add_set(find, "override a key of the job")
     find.add_argument("--chart", metavar="FILE", type=Path, help="write loss against learning rate as a PNG")
     find.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import plan_text, words
-from trainer.cli.common import Commands, add_command, echo_json, echo_lines, note
+from trainer.cli.common import Commands, add_command, add_set, echo_json, echo_lines, note
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, sentence_and_remedy
 from trainer.protocol.records import to_record
 from trainer.protocol.text import share
@@ -38,13 +38,7 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument(
         "--gpu", metavar="GPU", help='name or memory of a GPU, "RTX 3060" or 8GB (default: the one in this PC)'
     )
-    plan.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the job or recipe, such as recipe.rank=32; repeatable",
-    )
+    add_set(plan, "override a key of the job or recipe, such as recipe.rank=32; repeatable")
     plan.add_argument("--explain", action="store_true", help="show each phase, its peaks, and how to use less memory")
     plan.add_argument("--sweep", action="store_true", help="show the configurations that fill the GPU best instead")
     plan.add_argument("--chart", metavar="FILE", type=Path, help="with --sweep: write memory against time as a PNG")

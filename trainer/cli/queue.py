@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import words
-from trainer.cli.common import Commands, add_command, echo, echo_json, echo_lines, note, positive
+from trainer.cli.common import Commands, add_command, add_set, echo, echo_json, echo_lines, note, positive
 from trainer.cli.jobs import handling_sigusr1
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
 from trainer.protocol.queue import Entry, Queue, QueueSnapshot
@@ -43,13 +43,7 @@ def add_commands(commands: Commands) -> None:
 
     add = add_command(inner, "add", "append a snapshot of a job, or a run to continue", run_add)
     add.add_argument("what", metavar="JOB|RUN", help="a job.toml, or the name or folder of a run")
-    add.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for a job: override a key in its snapshot, such as recipe.rank=32; repeatable",
-    )
+    add_set(add, "for a job: override a key in its snapshot, such as recipe.rank=32; repeatable")
     add.add_argument("--steps", type=positive, help="for a run: new total number of steps, to train longer")
     add.add_argument("--before", metavar="ID", help="put it before this entry instead of at the end")
     add.add_argument(

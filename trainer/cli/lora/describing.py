@@ -13,6 +13,7 @@ from trainer.protocol.files import long_path
 from trainer.protocol.text import printable
 
 if TYPE_CHECKING:
+    from trainer.files.identify import LoraIdentity
     from trainer.files.loading import Verdict
 
 _OUTCOMES = {"loads": "loads it", "partly": "loads a part", "refused": "does not load it"}
@@ -117,7 +118,7 @@ def run_metadata(options: argparse.Namespace) -> int:
     from trainer.files.rewriting import rewrite_metadata
 
     identity = identify_lora(options.file)
-    changes = _changes(options, identity.metadata)
+    changes = _changes(options, identity)
     if not changes and options.out is None:
         if options.json:
             echo_json(dict(sorted(identity.metadata.items())), indent=2)
@@ -133,14 +134,14 @@ def run_metadata(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _changes(options: argparse.Namespace, metadata: Mapping[str, str]) -> dict[str, str | None]:
+def _changes(options: argparse.Namespace, identity: LoraIdentity) -> dict[str, str | None]:
     """Return the new value of each key that the options change, None if it is removed; raise LoraFileError."""
-    from trainer.files.identify import identify_lora
     from trainer.files.rewriting import minimal_metadata
 
+    metadata = identity.metadata
     changes: dict[str, str | None] = {}
     if options.strip:
-        kept = minimal_metadata(metadata, identify_lora(options.file).family)
+        kept = minimal_metadata(metadata, identity.family)
         changes = {**dict.fromkeys(metadata), **kept}
     for key in options.remove:
         if key not in metadata:
