@@ -66,11 +66,23 @@ def display_p3() -> bytes:
     return head + bytes(128 - len(head)) + table + data
 
 
+def picture_at(path: Path) -> Path:
+    """Write a photograph of 128 x 128 pixels, with the folders that it needs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    photograph().resize((128, 128)).save(path)
+    return path
+
+
+def folder_config(path: Path, **facts: object) -> FolderConfig:
+    """Return a folder of a dataset."""
+    return FolderConfig.model_validate({"path": str(path), **facts})
+
+
 def folder_of(path: Path, **facts: object) -> DatasetConfig:
     """Return a dataset of one folder; keys of the dataset have the prefix "dataset_", the others are the folder's."""
     own = {key: value for key, value in facts.items() if not key.startswith("dataset_")}
     rest = {key.removeprefix("dataset_"): value for key, value in facts.items() if key.startswith("dataset_")}
-    return DatasetConfig.model_validate({"folders": (FolderConfig.model_validate({"path": str(path), **own}),), **rest})
+    return DatasetConfig.model_validate({"folders": (folder_config(path, **own),), **rest})
 
 
 def recipe_of(resolution: int = 128, **settings: object) -> RecipeConfig:

@@ -193,19 +193,19 @@ def test_weights_are_read_if_the_lora_was_trained_so_and_reported_otherwise(
     file, base = loras["sd15"], base_of(loras["sd15"])
     trained_so = tmp_path / "weighted.safetensors"
     save_file(load_file(file), trained_so, {"ss_weighted_captions": "True"})
-    prompt, told = typed("a (cat:1.6)"), list[tuple[str, str]]()
+    prompt, notices = typed("a (cat:1.6)"), list[tuple[str, str]]()
 
     def picture(lora: Path, **settings: Any) -> np.ndarray:
         prompts = [prompt.model_copy(update=settings)] * 2
-        files = drawn(base, tmp_path, prompts, loras=[LoraUse(lora)], on_notice=lambda *said: told.append(said))
+        files = drawn(base, tmp_path, prompts, loras=[LoraUse(lora)], on_notice=lambda *notice: notices.append(notice))
         return pixels(files[0])
 
     read = picture(file, weights=True)
-    assert np.array_equal(picture(trained_so), read) and not told
+    assert np.array_equal(picture(trained_so), read) and not notices
     as_text = picture(file)
     assert np.abs(as_text - read).max() > 1
-    assert [code for code, _ in told] == ["prompt.weights"] and "(cat:1.6)" in told[0][1]
-    assert np.array_equal(picture(trained_so, weights=False), as_text) and len(told) == 1
+    assert [code for code, _ in notices] == ["prompt.weights"] and "(cat:1.6)" in notices[0][1]
+    assert np.array_equal(picture(trained_so, weights=False), as_text) and len(notices) == 1
 
 
 def test_the_vae_stays_in_fp32_whatever_the_rest_computes_in(tmp_path: Path) -> None:

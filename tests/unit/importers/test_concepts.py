@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.images import photograph
+from tests.support.images import folder_config, picture_at
 from trainer.config.job import FolderConfig
 from trainer.errors import DatasetError
 from trainer.importers.datasets import ImportedDataset
@@ -38,23 +38,13 @@ CONCEPTS = [
 ]
 
 
-def picture(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    photograph().resize((128, 128)).save(path)
-    return path
-
-
-def folder(path: Path, **keys: object) -> FolderConfig:
-    return FolderConfig.model_validate({"path": str(path), **keys})
-
-
 def imported_from(path: Path, text: str) -> ImportedDataset:
     path.write_text(text, encoding="utf-8")
     return import_concepts(path)
 
 
 def test_onetrainer_concepts(tmp_path: Path) -> None:
-    picture(tmp_path / "held" / "a red fox.png")
+    picture_at(tmp_path / "held" / "a red fox.png")
     imported = imported_from(tmp_path / "concepts.json", json.dumps(CONCEPTS))
     defaults = {
         "captions": {"shuffle": False, "separator": ",", "keep_tokens": 0},
@@ -62,8 +52,8 @@ def test_onetrainer_concepts(tmp_path: Path) -> None:
     }
     assert imported.folders == [
         FolderConfig(path=str(tmp_path / "cats"), repeats=2, recursive=True, weight=0.5),
-        folder(tmp_path / "held", kind="validation", repeats=2, caption_sources=["filename"], **defaults),
-        folder(tmp_path / "prior", kind="regularization", repeats=1, **defaults),
+        folder_config(tmp_path / "held", kind="validation", repeats=2, caption_sources=["filename"], **defaults),
+        folder_config(tmp_path / "prior", kind="regularization", repeats=1, **defaults),
     ]
     assert imported.dataset == {"lines": "variants"}
     assert imported.captions == {}
@@ -86,7 +76,7 @@ def test_onetrainer_concepts(tmp_path: Path) -> None:
 
 
 def test_onetrainers_whole_config_with_one_file_of_prompts(tmp_path: Path) -> None:
-    first = picture(tmp_path / "cats" / "inner" / "a.png")
+    first = picture_at(tmp_path / "cats" / "inner" / "a.png")
     (tmp_path / "prompts.txt").write_text("a cat\nthe cat\n", encoding="utf-8")
     concept = {
         "path": "cats",
@@ -154,7 +144,7 @@ def test_samples_per_epoch_become_repeats_of_the_images_that_are_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in "abcd":
-        picture(tmp_path / "cats" / f"{name}.png")
+        picture_at(tmp_path / "cats" / f"{name}.png")
     imported = concept_with(balancing=10, balancing_strategy="SAMPLES")
     assert [each.repeats for each in imported.folders] == [2]  # 10 of 4 images: 2.5 times each
     assert "10 samples per epoch in OneTrainer; here each image is used 2 times" in imported.notes[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.images import photograph, recipe_of
+from tests.support.images import folder_config, picture_at, recipe_of
 from trainer.config.job import FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.dataset import read_dataset
@@ -47,16 +47,6 @@ max_bucket_reso = 1536
 """
 
 
-def picture(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    photograph().resize((128, 128)).save(path)
-    return path
-
-
-def folder(path: Path, **keys: object) -> FolderConfig:
-    return FolderConfig.model_validate({"path": str(path), **keys})
-
-
 def imported_from(path: Path, text: str) -> ImportedDataset:
     path.write_text(text, encoding="utf-8")
     return import_dataset(path)
@@ -66,7 +56,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
     imported = imported_from(tmp_path / "data.toml", KOHYA)
     assert imported.folders == [
         FolderConfig(path=str(tmp_path / "dog"), repeats=5, class_words="sks dog"),
-        folder(
+        folder_config(
             tmp_path / "reg",
             kind="regularization",
             masks="alpha",
@@ -130,9 +120,9 @@ def test_kohyas_subsets_differ_as_folders_and_a_folder_at_two_resolutions_is_one
         "recipe.captions.shuffle": True,
     }
     assert imported.folders == [
-        folder(tmp_path / "dog"),
-        folder(tmp_path / "cat", captions=plain, resolutions=[512, 768]),
-        folder(tmp_path / "bird", captions=plain, images={"flip": False}, resolutions=[768]),
+        folder_config(tmp_path / "dog"),
+        folder_config(tmp_path / "cat", captions=plain, resolutions=[512, 768]),
+        folder_config(tmp_path / "bird", captions=plain, images={"flip": False}, resolutions=[768]),
     ]
     assert imported.notes == []
 
@@ -158,7 +148,7 @@ def test_the_settings_are_valid_for_a_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["absolute", "relative", "stem", "jsonl"])
 def test_kohya_metadata_in_all_its_forms(tmp_path: Path, form: str) -> None:
     images = tmp_path / "images"
-    first, second = picture(images / "a.png"), picture(images / "b ü.png")
+    first, second = picture_at(images / "a.png"), picture_at(images / "b ü.png")
     key = {"absolute": str, "relative": lambda path: path.name, "stem": lambda path: path.stem, "jsonl": str}[form]
     rows = {
         key(first): {"caption": "a dog", "tags": "1dog, solo", "train_resolution": [512, 512]},
@@ -194,7 +184,7 @@ def test_kohyas_masks_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_kohya_metadata_through_the_toml_reaches_the_dataset(tmp_path: Path) -> None:
-    path = picture(tmp_path / "images" / "a.png")
+    path = picture_at(tmp_path / "images" / "a.png")
     path.with_suffix(".txt").write_text("beside", encoding="utf-8")
     (tmp_path / "meta.json").write_text(json.dumps({"a": {"caption": "a dog"}}), encoding="utf-8")
     text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "images"\nmetadata_file = "meta.json"\n'

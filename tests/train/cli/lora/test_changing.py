@@ -236,9 +236,9 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     if alter:
         safetensors.torch.save_file(alter(safetensors.torch.load_file(path)), path, {"ss_base_model_version": "sd_v1"})
     assert main(["lora", words[0], str(path), *words[1:], "--out", str(tmp_path / "b.safetensors")]) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert "What to do:" in told
+    shown = capsys.readouterr().err
+    assert says in shown
+    assert "What to do:" in shown
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 

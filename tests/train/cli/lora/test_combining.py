@@ -187,9 +187,9 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
     before = sorted(things.iterdir())
     given = [str(word) for word in words(things / "a.safetensors", things / "base.safetensors")]
     assert main(["lora", "merge", *given, "--out", str(things / "out.safetensors")]) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert "What to do:" in told
+    shown = capsys.readouterr().err
+    assert says in shown
+    assert "What to do:" in shown
     assert sorted(things.iterdir()) == before
 
 

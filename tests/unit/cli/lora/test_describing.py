@@ -40,10 +40,10 @@ def said(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
 
 def refusal(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
     assert main([str(word) for word in words]) == 2
-    told = capsys.readouterr().err
-    assert "What to do:" in told
-    assert "Traceback" not in told
-    return told
+    shown = capsys.readouterr().err
+    assert "What to do:" in shown
+    assert "Traceback" not in shown
+    return shown
 
 
 def test_check_lists_the_programs_with_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
