@@ -94,6 +94,7 @@ def test_the_search_finds_settings_by_name_key_and_help(page: TrainPage, qtbot: 
     assert found("weight decay") == {"recipe.optimizer.weight_decay"}  # of the one optimizer that is chosen
     assert found("sprocket") == set() and form.nothing.isVisible() and "sprocket" in form.nothing.text()
     assert found("network_dim") == found("Network Dim") == {"recipe.rank"}  # as kohya calls it
+    assert found("lora_rank") == {"recipe.rank"}  # as OneTrainer calls it, which the help does not say
     assert "dataset.folders" not in found("caption dropout") >= {"recipe.captions.dropout"}
     assert found("face_crop_aug_range") == set() and "set crops in the app" in form.nothing.text()
     assert "network_dim" in row_of(page, "recipe.rank").title.toolTip()

@@ -17,6 +17,7 @@ from tests.support.tiny import tiny_base
 from tests.train.training.run.test_run import Watcher, metadata, run_of, same_lora, stop_at, tensors_sha
 from trainer.config.base import BaseConfig
 from trainer.config.job import PromptConfig
+from trainer.memory.planner.request import request_of_job
 from trainer.protocol import commands, events
 from trainer.protocol.run_directory import RunDirectory
 from trainer.render.renderer import LoraUse, render
@@ -217,10 +218,13 @@ def test_previews_are_rendered_when_the_job_says(
     """An epoch of four images in batches of two has two steps."""
     job, watcher = a_job(shared, tmp_path), Watcher()
     prompt = 'report.previews.prompts=[{prompt="sks", steps=1, width=64, height=64}]'
-    assert start(job, [*BARE, prompt, "recipe.steps=5", "recipe.effective_batch=2", *settings], watcher) == 0
+    whole = [*BARE, prompt, "recipe.steps=5", "recipe.effective_batch=2", *settings]
+    assert start(job, whole, watcher) == 0
     assert [event.step for event in watcher.of(events.Preview)] == steps  # type: ignore[attr-defined]
     skipped = [event.sentence for event in watcher.of(events.Notice) if event.code == "previews.skipped"]  # type: ignore[attr-defined]
     assert len(skipped) == (steps == [0, 5]) and all("previews of step 1" in sentence for sentence in skipped)
+    if not skipped:  # the forecast counts those that are skipped too
+        assert request_of_job(job, whole, "8GB").counts.previews == len(steps)
 
 
 @pytest.mark.parametrize("live", [False, True])
