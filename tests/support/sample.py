@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
 
-DAY = date.fromisoformat(os.environ["IMPASTO_SAMPLE_DATE"])
+# In tests, tests/conftest.py has set it, so that all processes agree at midnight.
+DAY = date.fromisoformat(os.environ.get("IMPASTO_SAMPLE_DATE") or f"{datetime.now(UTC):%Y-%m-%d}")
 
 
 def places_of(day: date, most: int, total: int) -> range:
